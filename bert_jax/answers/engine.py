@@ -16,7 +16,7 @@ import concurrent.futures
 import dataclasses
 import datetime
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
@@ -59,12 +59,13 @@ class _Prepared(Generic[Made]):
 
     Attributes:
       made: what the caller's `prepare` made of it besides its units.
-      units, plan: None if there is nothing to compute.
+      units: None if there is nothing to compute.
+      steps: the plan of each step and its number in that plan.
     """
 
     made: Made
     units: Units | None
-    plan: Plan | None
+    steps: Sequence[tuple[Plan, int]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +74,7 @@ class _Step(Generic[Made]):
 
     Attributes:
       chunk: what it computes a part of.
-      number: of the step in the chunk's plan.
+      number: of the step in the chunk.
       is_last: whether the chunk has no further step.
       outputs: arrays that the devices may still be computing; None if there is nothing to compute.
     """
@@ -113,7 +114,7 @@ class Engine:
         Args:
           mesh: its data and fsdp axes split the rows.
           token_cost: cost of a token in a row of a given length, to choose row lengths by
-            (`model.flops.token_flops`).
+            (`model.flops.row_cost`).
           max_steps: steps of a set that are computed; the outputs of the rest are 0. None: all.
         """
         self._mesh = mesh
@@ -121,6 +122,7 @@ class Engine:
         layout = Layout(mesh)
         self._planner = Planner(layout.batch_shards, token_cost)
         # The most tokens of a step, padding included; but each device gets at least one row.
+        self._on_cpu = layout.on_cpu
         self._device_tokens = _CPU_TOKENS if layout.on_cpu else _ACCELERATOR_TOKENS
         self.tokens_a_step = self._device_tokens * layout.batch_shards
         self._used: dict[Function, set[Shape]] = collections.defaultdict(set)
@@ -171,8 +173,7 @@ class Engine:
 
         def ready(chunk: Chunk) -> _Prepared[Made]:
             made, units = prepare(chunk)
-            plan = self._plan(function, units) if units else None
-            return _Prepared(made, units, plan)
+            return _Prepared(made, units, self._steps(function, units) if units else ())
 
         def futures() -> Iterator[Future[_Prepared[Made]] | Pause]:
             for chunk in chunks:
@@ -184,16 +185,16 @@ class Engine:
                     yield future
                     continue
                 prepared = future.result()
-                units, plan = prepared.units, prepared.plan
-                if not units or not plan:
+                units = prepared.units
+                if not units:
                     yield _Step(prepared)
                     continue
-                num_steps = len(plan.units)
-                for step in range(num_steps):
+                last = len(prepared.steps) - 1
+                for number, (plan, step) in enumerate(prepared.steps):
                     pause()
                     compute = functools.partial(compiled, params, self._batch(units, plan, step))
                     outputs = compute() if step else calling(compute)  # the first compiles
-                    yield _Step(prepared, step, step == num_steps - 1, outputs)
+                    yield _Step(prepared, number, number == last, outputs)
 
         collected: Outputs = {}
         try:
@@ -201,10 +202,11 @@ class Engine:
             for step in _one_behind(steps()):
                 if isinstance(step, Pause):
                     continue
-                units, plan = step.chunk.units, step.chunk.plan
-                if units and plan:
-                    unpack(units, plan, step.number, jax.device_get(step.outputs), collected)
-                    report((step.number + 1) / len(plan.units))
+                units = step.chunk.units
+                if units:
+                    plan, number = step.chunk.steps[step.number]
+                    unpack(units, plan, number, jax.device_get(step.outputs), collected)
+                    report((step.number + 1) / len(step.chunk.steps))
                 if step.is_last:
                     yield step.chunk.made, collected
                     collected = {}
@@ -220,12 +222,17 @@ class Engine:
             return batch
         return to_global(self._mesh, batch, num_rows, local)
 
-    def _plan(self, function: Function, units: Units) -> Plan:
-        """Packs units, into a compiled shape unless a new one is clearly better."""
+    def _steps(self, function: Function, units: Units) -> list[tuple[Plan, int]]:
+        """Packs units, into compiled shapes unless new ones are clearly better."""
         used = self._used[function]
-        plan = self._planner.once(units.lengths, self._device_tokens, frozenset(used))
-        used.update(plan.shapes)
-        return dataclasses.replace(plan, units=plan.units[: self._max_steps])
+        wanted = (units.lengths, self._device_tokens, frozenset(used))
+        # Long rows cost a CPU much; other devices compute them in kernels that want long ones.
+        plans = self._planner.by_length(*wanted) if self._on_cpu else [self._planner.once(*wanted)]
+        steps = [(plan, step) for plan in plans for step in range(len(plan.units))]
+        steps = steps[: self._max_steps]
+        for plan, _ in steps:
+            used.update(plan.shapes)
+        return steps
 
 
 # Binds a function's first arguments; equal arguments give the same object.

@@ -14,6 +14,10 @@ from bert_jax.model.encoder import Layer
 from bert_jax.model.layers import ModelConfig, declared_parameters
 from bert_jax.sharding import Layout
 
+# The time of a score of a head, beside its products, in FLOPs of the layers' products: 3 to 5 ns on
+# two cores of a Xeon, for softmax, copies and small products (see docs/log/speed.md).
+_CPU_FLOPS_A_SCORE = 1000.0
+
 
 @functools.lru_cache(maxsize=64)
 def _matrices(config: ModelConfig) -> tuple[tuple[int, int, int], ...]:
@@ -36,11 +40,15 @@ def _matrix_flops(config: ModelConfig) -> float:
 
 def _attention_flops(config: ModelConfig, layer: int, row_length: int) -> float:
     """FLOPs of a layer's scores and of the sums of values by them, for one token of a row."""
+    return 4.0 * _num_keys(config, layer, row_length) * config.hidden_size
+
+
+def _num_keys(config: ModelConfig, layer: int, row_length: int) -> int:
+    """The tokens that one token of a row attends to, if all of the row were its sequence."""
     window = config.of_layer(layer).local_attention
-    num_keys = row_length
-    if window:
-        num_keys = min(row_length, 2 * (window // 2) + 1)  # on both sides, and its own
-    return 4.0 * num_keys * config.hidden_size
+    if not window:
+        return row_length
+    return min(row_length, 2 * (window // 2) + 1)  # on both sides, and its own
 
 
 def _before_layers_flops(config: ModelConfig) -> float:
@@ -68,6 +76,18 @@ def token_flops(config: ModelConfig, row_length: int, num_layers: int | None = N
     for layer in range(num_layers):
         total += _attention_flops(config, layer, row_length)
     return total
+
+
+def row_cost(config: ModelConfig, row_length: int) -> float:
+    """What the forward pass costs for one token of a row, to choose row lengths by.
+
+    These are its FLOPs, and on CPUs what scores take beside their products, in FLOPs of products.
+    """
+    cost = token_flops(config, row_length)
+    if config.layout.on_cpu:
+        num_keys = sum(_num_keys(config, layer, row_length) for layer in range(config.num_layers))
+        cost += _CPU_FLOPS_A_SCORE * config.num_heads * num_keys
+    return cost
 
 
 def key_value_flops(config: ModelConfig) -> float:

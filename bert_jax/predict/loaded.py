@@ -15,7 +15,7 @@ from bert_jax.config.choices import WINDOWS
 from bert_jax.heads import HEADS
 from bert_jax.heads.base import Head
 from bert_jax.model.attention_check import config_on_chip
-from bert_jax.model.flops import token_flops
+from bert_jax.model.flops import row_cost
 from bert_jax.predict.sentences import Sentences
 from bert_jax.rows.sequences import joined
 from bert_jax.runtime.errors import InputError, tell_once
@@ -190,7 +190,7 @@ class LoadedModel(TextReader):
 
     @functools.cached_property
     def _engine(self) -> Engine:
-        return Engine(self._mesh, token_cost=functools.partial(token_flops, self.config))
+        return Engine(self._mesh, token_cost=functools.partial(row_cost, self.config))
 
     @functools.cached_property
     def head(self) -> Head:

@@ -29,6 +29,7 @@ _NO_ROOM = np.iinfo(np.int64).max
 # Of sets that are computed once:
 _ROW_STEP = 64  # row lengths are multiples of it
 _SHARED_ROWS = (256, 512)  # lengths of rows that several units share
+_SHORT_UNIT = 32  # tokens of one that fills up a row; where sets differ, a shape serves them all
 # A new shape is compiled if the compiled ones cost more than this factor of its own cost plus this
 # share of a full step's.
 _NEW_SHAPE = 1.05
@@ -236,14 +237,15 @@ class Plan:
 
     @classmethod
     def of_rows(cls, lengths_n: np.ndarray, rows_n: np.ndarray, shape: Shape) -> Self:
-        """Every unit once, in steps of one shape.
+        """Every unit that has a row, in steps of one shape.
 
         Args:
           lengths_n: tokens of each unit.
-          rows_n: their rows, from 0; those of the first step first.
+          rows_n: their rows, from 0, those of the first step first; -1: none.
           shape: of all steps; rows of a step may stay empty.
         """
         by_row = np.argsort(rows_n, kind='stable')
+        by_row = by_row[rows_n[by_row] >= 0]
         step, row = np.divmod(rows_n[by_row].astype(np.int64), shape.rows)
         units_a_step = np.bincount(step, minlength=1)  # a host's share of the rows may have none
         column = sum_before(step, np.ones_like(step))
@@ -255,7 +257,7 @@ class Plan:
         return cls(
             units, rows, row_length=shape.row_length,
             num_rows=np.full(len(units_a_step), shape.rows), units_a_row=shape.units_a_row,
-            tokens=int(lengths_n.sum()))
+            tokens=int(lengths_n[by_row].sum()))
 
     @property
     def padding(self) -> float:
@@ -270,12 +272,13 @@ class Plan:
             for rows in np.unique(self.num_rows).tolist()]
 
 
-class _Packing(NamedTuple):
-    """A way to compute a set of units: what its steps cost, their shape, and units' rows [n]."""
+@dataclasses.dataclass(frozen=True, order=True)
+class _Packing:
+    """A way to compute units: what its steps cost, their shape, and units' rows [n]; -1: none."""
 
     cost: float
     shape: Shape
-    rows_n: np.ndarray
+    rows_n: np.ndarray = dataclasses.field(compare=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -329,23 +332,58 @@ class Planner:
           shard_tokens: the most tokens of a step's rows in a shard, if that is a row or more.
           compiled: shapes that cost no compilation.
         """
-        packings: list[_Packing] = []
-        for row_length in _row_lengths(lengths_n, compiled):
-            packings += self._packings(lengths_n, row_length, shard_tokens, compiled)
-        best = min(packings, key=lambda packing: (packing.cost, packing.shape))
+        best = self._of_one_shape(lengths_n, shard_tokens, compiled)
         return Plan.of_rows(lengths_n, best.rows_n, best.shape)
 
+    def by_length(
+        self, lengths_n: np.ndarray, shard_tokens: int, compiled: Collection[Shape]
+    ) -> list[Plan]:
+        """As `once`, but few long units do not make all rows long, where that costs less.
+
+        Rows with a unit longer than half of them become a plan. What is in the others is packed
+        again, into rows of half the length, and so on.
+        """
+        divided: list[_Packing] = []
+        rest_n = lengths_n
+        options = []
+        while rest_n.any():
+            options.append([*divided, self._of_one_shape(rest_n, shard_tokens, compiled)])
+            row_length = _ROW_STEP
+            while row_length < rest_n.max():
+                row_length *= 2
+            (rows_n,) = pack(rest_n[None], row_length)
+            if row_length > _ROW_STEP:
+                rows_n = _only_rows_of(rows_n, rest_n > row_length // 2)
+            divided.append(min(self._packings(
+                rows_n, row_length, shard_tokens, compiled, row_length // _SHORT_UNIT)))
+            rest_n = np.where(rows_n < 0, rest_n, 0)
+        best = min(options, key=lambda packings: sum(packing.cost for packing in packings))
+        return [Plan.of_rows(lengths_n, packing.rows_n, packing.shape) for packing in best]
+
+    def _of_one_shape(
+        self, lengths_n: np.ndarray, shard_tokens: int, compiled: Collection[Shape]
+    ) -> _Packing:
+        """The cheapest way to compute units in steps of one shape; those of length 0 are none."""
+        packings: list[_Packing] = []
+        for row_length in _row_lengths(lengths_n, compiled):
+            (rows_n,) = pack(lengths_n[None], row_length)
+            packings += self._packings(rows_n, row_length, shard_tokens, compiled)
+        return min(packings)
+
     def _packings(
-        self, lengths_n: np.ndarray, row_length: int, shard_tokens: int,
-        compiled: Collection[Shape],
+        self, rows_n: np.ndarray, row_length: int, shard_tokens: int,
+        compiled: Collection[Shape], least_units: int = 1,
     ) -> list[_Packing]:
-        """The ways to compute units in rows of one length: in compiled shapes and in a new one."""
-        (rows_n,) = pack(lengths_n[None], row_length)
+        """The ways to compute rows of one length: in compiled shapes and in a new one.
+
+        The new one has places for `least_units` in a row, and for as many as there are.
+        """
         num_rows = int(rows_n.max()) + 1
-        units_a_row = int(np.bincount(rows_n).max())
+        units_a_row = int(np.bincount(rows_n[rows_n >= 0]).max())
         shapes = {
             shape for shape in compiled
             if shape.row_length == row_length and shape.units_a_row >= units_a_row}
+        units_a_row = max(units_a_row, least_units)
         shapes.add(Shape(
             self._rows_a_step(num_rows, row_length, shard_tokens), row_length,
             1 << (units_a_row - 1).bit_length()))
@@ -365,6 +403,14 @@ class Planner:
         most = max(1, shard_tokens // row_length) * self.shards
         num_steps = math.ceil(num_rows / most)
         return math.ceil(num_rows / (num_steps * self.shards)) * self.shards
+
+
+def _only_rows_of(rows_n: np.ndarray, wanted_n: np.ndarray) -> np.ndarray:
+    """The rows [n] that hold a wanted unit, numbered without gaps; -1 for units of others."""
+    kept = np.unique(rows_n[wanted_n])
+    numbers = np.full(int(rows_n.max()) + 1, -1, np.int32)
+    numbers[kept] = np.arange(len(kept))
+    return np.where(rows_n < 0, -1, numbers[rows_n])
 
 
 def _row_lengths(lengths_n: np.ndarray, compiled: Iterable[Shape]) -> list[int]:

@@ -21,7 +21,7 @@ from bert_jax.answers.engine import Engine, Outputs
 from bert_jax.config.choices import GOOGLE, TEMPLATE
 from bert_jax.heads import HEADS
 from bert_jax.heads.base import Head
-from bert_jax.model.flops import token_flops
+from bert_jax.model.flops import row_cost, token_flops
 from bert_jax.model.layers import ModelConfig
 from bert_jax.rows.packing import Plan, Planner, Units, packed_batch
 from bert_jax.rows.sequences import Encode, Sequences
@@ -200,7 +200,7 @@ class LabelledTask:
 
     def _make_engine(self, mesh: Mesh, model_config: ModelConfig) -> Engine:
         max_steps = 1 if self.config.debug else None
-        token_cost = functools.partial(token_flops, model_config)
+        token_cost = functools.partial(row_cost, model_config)
         return Engine(mesh, token_cost=token_cost, max_steps=max_steps)
 
     def with_seed(self, seed: int) -> Self:

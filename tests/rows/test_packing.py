@@ -150,6 +150,30 @@ def test_outputs_come_back_in_the_order_of_the_units(lengths, rows_a_step, more,
     np.testing.assert_array_equal(collected['labels'], units.labels['labels'])
 
 
+def plans_by_length(lengths, cost_of_a_key):
+    planner = packing.Planner(1, lambda row_length: 1000.0 + cost_of_a_key * row_length)
+    return planner.by_length(np.array(lengths), 1024, frozenset())
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(2, 700), min_size=1, max_size=60), st.sampled_from([0.0, 10.0]))
+@example([50] * 200 + [300], 10.0)
+def test_plans_by_length_hold_every_unit_once(lengths, cost_of_a_key):
+    units = made_units(lengths)
+    seen = []
+    for plan in plans_by_length(lengths, cost_of_a_key):
+        assert 0 <= plan.padding < 1
+        seen += check_batches(units, plan, range(len(plan.units)))
+    assert sorted(seen) == list(range(len(units)))
+
+
+@pytest.mark.parametrize(('cost_of_a_key', 'row_lengths'), [(0.0, {512}), (10.0, {512, 64})])
+def test_few_long_units_do_not_make_all_rows_long_where_that_costs(cost_of_a_key, row_lengths):
+    plans = plans_by_length([20] * 2000 + [450], cost_of_a_key)
+    assert {plan.row_length for plan in plans} == row_lengths
+    assert plans[0].tokens > 450  # short ones fill up the row of the long one
+
+
 @pytest.mark.parametrize('mean,deviation', [(11, 4.5), (53, 19), (28, 15)])
 def test_padding_stays_low_over_four_shapes(mean, deviation):
     """Lengths like those of CoLA, MRPC and STS-B; 32 units a step."""
