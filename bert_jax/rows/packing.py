@@ -29,7 +29,9 @@ _NO_ROOM = np.iinfo(np.int64).max
 # Of sets that are computed once:
 _ROW_STEP = 64  # row lengths are multiples of it
 _SHARED_ROWS = (256, 512)  # lengths of rows that several units share
-_SHORT_UNIT = 32  # tokens of one that fills up a row; where sets differ, a shape serves them all
+# Tokens of a unit that fills up a long row: there are places for so many in all of it, though this
+# set may not have them, so that its shape serves the next one.
+_SHORT_UNIT = 32
 # A new shape is compiled if the compiled ones cost more than this factor of its own cost plus this
 # share of a full step's.
 _NEW_SHAPE = 1.05
