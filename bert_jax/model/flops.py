@@ -14,7 +14,7 @@ from bert_jax.model.encoder import Layer
 from bert_jax.model.layers import ModelConfig, declared_parameters
 from bert_jax.sharding import Layout
 
-# The time of a score of a head, beside its products, in FLOPs of the layers' products: 3 to 5 ns on
+# The time of a score of a head, beside its products, in FLOPs of the layers' products: 3 to 6 ns on
 # two cores of a Xeon, for softmax, copies and small products (see docs/log/speed.md).
 _CPU_FLOPS_A_SCORE = 1000.0
 
