@@ -1,6 +1,7 @@
 """jax's cache of compiled programs in a folder of ours."""
 
 import os
+import threading
 import warnings
 
 import jax
@@ -14,7 +15,16 @@ from bert_jax.runtime.compilation_cache import keep_compiled, shrink
 from tests.conftest import RECORDED
 
 EVENTS: list[str] = []
-jax.monitoring.register_event_listener(lambda event, **_: EVENTS.append(event))
+MAIN = threading.get_ident()
+
+
+def note(event, **_):
+    """Notes what jax does in the tests' thread; one of an earlier test may compile, too."""
+    if threading.get_ident() == MAIN:
+        EVENTS.append(event)
+
+
+jax.monitoring.register_event_listener(note)
 
 
 @pytest.fixture
@@ -57,15 +67,18 @@ def test_half_a_program_is_kept_anew(cache, tmp_path, num_bytes, monkeypatch, ca
         jax.config.update('jax_compilation_cache_dir', None)
         with warnings.catch_warnings():
             keep_compiled(tmp_path)
-            assert jax.jit(lambda x: 19 * x + 1)(2) == 39
-        [kept] = tmp_path.glob('cpu-*/jit__lambda*-cache')
+            assert jax.jit(nineteenfold)(2) == 38
+        [kept] = tmp_path.glob('cpu-*/jit_nineteenfold*-cache')
         return kept
+
+    def nineteenfold(x):
+        return 19 * x
 
     kept = start()
     content = kept.read_bytes()
     kept.write_bytes(content[:num_bytes])
     assert start().read_bytes() != content[:num_bytes]
-    assert 'note: jit__lambda is compiled again' in capsys.readouterr().err
+    assert 'note: jit_nineteenfold is compiled again' in capsys.readouterr().err
     start()
     assert 'compiled again' not in capsys.readouterr().err
 
@@ -79,10 +92,11 @@ def test_a_cache_folder_from_the_environment_is_kept(cache, tmp_path):
 def test_a_first_call_asks_for_one_program_which_the_next_process_finds(
     cache, tmp_path, monkeypatch
 ):
-    monkeypatch.setenv('HOME', str(tmp_path))
     requests = []
     hits = []
-    for _ in range(2):
+    # The first one also computes what no later call of a process does.
+    for home in ('of another', 'own', 'own'):
+        monkeypatch.setenv('HOME', str(tmp_path / home))
         jax.clear_caches()
         flops._matrices.cache_clear()  # as in a new process
         compilation_cache.reset_cache()
@@ -93,8 +107,8 @@ def test_a_first_call_asks_for_one_program_which_the_next_process_finds(
         model.vectors(['a bad cab'])
         requests.append(EVENTS.count('/jax/compilation_cache/compile_requests_use_cache'))
         hits.append(EVENTS.count('/jax/compilation_cache/cache_hits'))
-    assert requests == [1, 1]
-    assert hits == [0, 1]
+    assert requests[1:] == [1, 1]
+    assert hits[1:] == [0, 1]
 
 
 def test_shrinking_a_folder_deletes_the_oldest_files(tmp_path):
