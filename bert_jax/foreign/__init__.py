@@ -91,8 +91,8 @@ def with_adapter(
                          f'{", ".join(base.tasks)}')
     path = as_path(model_folder(folder))
     if not path.exists() and _tf1_prefix(path, ()) is None:
-        remedy = near_folder(path) or f'{_ADAPTER_LOOKS}{_on_hub(named)}'
-        raise InputError(f'adapter {path} does not exist: {remedy}')
+        raise InputError(f'adapter {path} does not exist: '
+                         f'{near_folder(path) or _ADAPTER_LOOKS}{_on_hub(named)}')
     if is_peft([child.name for child in children(path)]):
         weights = read_peft(path, base)
     else:
@@ -156,8 +156,8 @@ def _read(named: str | os.PathLike[str], *, any_head: bool, own_head: bool) -> W
         return read_tf1(prefix)
     if path.exists():
         raise InputError(f'{path} holds no model: {_LOOKS}')
-    remedy = near_folder(path) or f'{_LOOKS}{_on_hub(os.fspath(named))}'
-    raise InputError(f'{path} does not exist: {remedy}')
+    raise InputError(f'{path} does not exist: '
+                     f'{near_folder(path) or _LOOKS}{_on_hub(os.fspath(named))}')
 
 
 def _with_activation(weights: Weights, sentences: Sentences) -> Weights:

@@ -10,7 +10,7 @@ import flax.serialization
 import numpy as np
 
 from bert_jax.runtime.errors import InputError, visible
-from bert_jax.runtime.files import Path, local_copy
+from bert_jax.runtime.files import Path, check_no_pointer, local_copy
 
 FLAX = 'flax_model.msgpack'
 _DTYPES = ('float32', 'float16', 'bfloat16')
@@ -48,6 +48,7 @@ def read_flax(path: Path) -> dict[str, FlaxTensor]:
       InputError: it is damaged, or holds something else than float arrays.
     """
     content = local_copy(path).read_bytes()
+    check_no_pointer(path, content)
     try:
         tree = flax.serialization.msgpack_restore(content)
     except _DAMAGED as error:

@@ -22,7 +22,7 @@ from bert_jax.foreign.safetensors_files import (
     write_tensors,
 )
 from bert_jax.foreign.sentence_files import write_sentence_files
-from bert_jax.foreign.task_adapters import TASKS, Stored, of_task
+from bert_jax.foreign.task_adapters import TASKS, Stored, of_parametrization, of_task
 from bert_jax.foreign.tokenizer_files import (
     check_tokenizer_class,
     gives_types,
@@ -220,7 +220,9 @@ def _read_params(
             where=where,
             config_file=config_file,
             parts=PARTS if architecture is None else architecture.parts)
+        _check_parametrizations(by_name, stored, model)
         params, unused = parameters.take_params(stored, model)
+        _check_longer_names(by_name, unused, family)
         copies = {
             name for name in set(unused) & set(family.tied) if family.tied[name] in params
             and np.array_equal(by_name[name].read(), params[family.tied[name]])}
@@ -373,13 +375,12 @@ def _whole_names(
     """Tensors by the names in the family's tables.
 
     Models without a head lack its `prefix`, some have it once more, also before the head, which
-    transformers reads, and old ones have gamma and beta. A longer name beside the shorter one with
-    an equal tensor stays as it is. Buffers that are not parameters (`position_ids`) are left out,
-    and so is what a program that trained the model put before the names.
+    transformers reads, and old ones have gamma and beta. A longer name beside the shorter one stays
+    as it is. Buffers that are not parameters (`position_ids`) are left out, and so is what a
+    program that trained the model put before the names.
 
     Raises:
-      InputError: two tensors have the same name then, or, with the longer and the shorter one,
-        differ.
+      InputError: two tensors have the same name then.
     """
     unwrapped = _unwrapped(by_file_name)
     is_base = not any(name.startswith(family.prefix) for name in unwrapped)
@@ -400,20 +401,46 @@ def _whole_names(
             raise InputError(f'{tensor.path} has both {by_name[name].name} and {tensor.name}, two '
                              'names of one parameter: save the one that is meant')
         by_name[name] = tensor
-    for name, tensor in by_name.items():
-        shorter = name.removeprefix(family.prefix)
-        if name != shorter and shorter.startswith(inner) and shorter in by_name:
-            _check_equal(tensor, by_name[shorter])
     return by_name
 
 
-def _check_equal(longer: Stored, shorter: Stored) -> None:
-    """Raises InputError if two tensors of one parameter differ: nothing says which is meant."""
-    if not np.array_equal(longer.read(), shorter.read()):
-        raise InputError(
-            f'{longer.path}: {longer.name} and {shorter.name} are one parameter and differ: '
-            'transformers 5 takes the first of them by name, transformers 4 the shorter one; save '
-            'the one that is meant')
+def _check_longer_names(
+    by_name: Mapping[str, Stored], unused: Collection[str], family: Family
+) -> None:
+    """Compares tensors that are not read with those that are, under the name without `prefix`.
+
+    Raises:
+      InputError: two of one shape differ: nothing says which is meant.
+    """
+    for name in unused:
+        shorter = by_name.get(name.removeprefix(family.prefix))
+        if name.removeprefix(family.prefix) in unused or shorter is None:
+            continue
+        longer = by_name[name]
+        is_other = longer.shape != shorter.shape
+        if not is_other and not np.array_equal(longer.read(), shorter.read()):
+            raise InputError(
+                f'{longer.path}: {longer.name} and {shorter.name} are one parameter and differ: '
+                'transformers 5 takes the first of them by name, transformers 4 the shorter one; '
+                'save the one that is meant')
+
+
+def _check_parametrizations(
+    by_name: Mapping[str, Stored], stored: parameters.StoredTensors, model: Mapping[str, Any]
+) -> None:
+    """Raises InputError if PyTorch computes a weight that is missing, such as with spectral_norm.
+
+    Of a module that the model does not have, it may: that is left unused.
+    """
+    for tensor in parameters.tensors(model):
+        form = stored.form_of(tensor)
+        for name in form.names if form else ():
+            for original in of_parametrization(name):
+                if name not in by_name and original in by_name:
+                    raise InputError(
+                        f'{by_name[original].path}: {name} is missing, and of {original} a '
+                        'parametrization of PyTorch computes it: save the weight itself '
+                        '(torch.nn.utils.parametrize.remove_parametrizations)')
 
 
 def _of_today(name: str, family: Family) -> str:

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import math
 import re
+import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from bert_jax.foreign.safetensors_files import open_file, write_file
 from bert_jax.heads import HEADS, part_of
 from bert_jax.heads.classification import CLASSIFIER
 from bert_jax.heads.tensors import POOLER, Tensor
-from bert_jax.run.layout import is_run
+from bert_jax.run.layout import is_run, is_step
 from bert_jax.runtime.errors import InputError, tell_once
 from bert_jax.runtime.files import Path, as_path, exists, read_fields
 from bert_jax.runtime.new_folder import new_folder, write_json
@@ -143,10 +144,11 @@ def write_peft(folder: Path, weights: Weights) -> list[str]:
             INFERENCE: dict(weights.inference)})
     notes = [f'peft adds it to {adapter.base or "the model that it was trained on"}, as '
              f'{family.class_name(architecture)} loads it']
-    if adapter.base and is_run(as_path(adapter.base)):
+    base = as_path(adapter.base)
+    if adapter.base and (is_run(base) or is_step(base)):
         notes.append(
             'transformers does not read a run of this project: for a folder that it reads, python '
-            f'-m bert_jax.convert {adapter.base} DIR --to huggingface')
+            f'-m bert_jax.convert {shlex.quote(adapter.base)} DIR --to huggingface')
     return notes
 
 

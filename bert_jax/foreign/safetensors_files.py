@@ -15,6 +15,7 @@ from bert_jax.runtime.errors import InputError, tell_once
 from bert_jax.runtime.files import (
     GIT_LFS,
     Path,
+    check_no_pointer,
     children,
     exists,
     local_copy,
@@ -147,9 +148,8 @@ def open_file(path: Path, stack: contextlib.ExitStack) -> dict[str, FileTensor]:
     try:
         file = stack.enter_context(safe_open(local_copy(path), framework='numpy'))
     except (SafetensorError, OSError) as error:
-        if isinstance(error, SafetensorError) and read_range(path, 0, len(GIT_LFS)) == GIT_LFS:
-            raise InputError(f'{path} is a pointer of Git LFS in the place of the file: download '
-                             'the file (git lfs pull)') from None
+        if isinstance(error, SafetensorError):
+            check_no_pointer(path, read_range(path, 0, len(GIT_LFS)))
         why = ' '.join(str(error).split())
         raise InputError(f'{path} is not a complete safetensors file ({why}): download or copy '
                          'it again') from None

@@ -65,6 +65,12 @@ class _Sum(NamedTuple):
         return self.original.read().astype(np.float32) + first @ second * np.float32(self.scale)
 
 
+def of_parametrization(name: str) -> tuple[str, str]:
+    """The names of tensors of which a parametrization of PyTorch may compute this weight."""
+    original = name.removesuffix('.weight') + _ORIGINAL
+    return original, f'{original}0'  # one, or a direction beside lengths (weight_norm)
+
+
 def of_task(
     tensors: Mapping[str, Stored], config: Mapping[str, Any], task: str, config_file: Path
 ) -> dict[str, Stored]:
@@ -77,16 +83,11 @@ def of_task(
       config_file: its path, for messages.
 
     Raises:
-      InputError: there are no factors, some are missing, or do not fit their tensor; or originals
-        of which something else is computed than adapters.
+      InputError: there are no factors, some are missing, or do not fit their tensor.
     """
-    originals = [name for name in tensors if name.endswith(_ORIGINAL)]
-    if originals and not config.get(TASKS):
-        raise InputError(
-            f'{tensors[originals[0]].path}: of {originals[0]}, a parametrization of PyTorch '
-            f'computes the weight, and {config_file} names no adapters in {TASKS}: save the weight '
-            'itself (torch.nn.utils.parametrize.remove_parametrizations)')
-    if task and not originals:
+    if not config.get(TASKS):
+        return dict(tensors)
+    if task and not any(name.endswith(_ORIGINAL) for name in tensors):
         raise InputError(f'{config_file}: {TASKS} names {task!r}, and the files beside it hold no '
                          'adapter: download them again, or leave --adapter out')
     found: dict[str, Stored] = {}

@@ -18,6 +18,7 @@ from bert_jax.runtime.files import (
     Path,
     absolute,
     as_path,
+    check_no_pointer,
     children,
     exists,
     local_copy,
@@ -127,7 +128,9 @@ def _open_checkpoint(prefix: Path, config_file: Path) -> parameters.StoredTensor
         if child.name.startswith(f'{prefix.name}.data-'):
             local_copy(child)
     index = local_copy(prefix.with_name(f'{prefix.name}.index'))
-    call(check_shapes, index.read_bytes())
+    content = index.read_bytes()
+    check_no_pointer(index, content)
+    call(check_shapes, content)
     reader = call(tf.train.load_checkpoint, str(index).removesuffix('.index'))
     shapes: dict[str, tuple[int, ...]] = {}
     for name, shape in call(reader.get_variable_to_shape_map).items():

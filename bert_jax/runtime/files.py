@@ -482,6 +482,13 @@ def read_bytes(path: Path) -> bytes:
     return path.read_bytes()
 
 
+def check_no_pointer(path: Path, content: bytes) -> None:
+    """Raises InputError if Git has a pointer to a large file in the place of the file."""
+    if content.startswith(GIT_LFS):
+        raise InputError(f'{path} is a pointer of Git LFS in the place of the file: download the '
+                         'file (git lfs pull)')
+
+
 def exists(path: Path) -> bool:
     """Whether there is a file, by one request where it is in a bucket.
 
@@ -533,6 +540,7 @@ def read_json(path: Path, wanted_for: str, kind: type = dict) -> Any:
     """
     try:
         content = read_bytes(path)
+        check_no_pointer(path, content)
         if len(content) > _MOST_JSON_BYTES:
             raise ValueError(f'{len(content):,} bytes')
         value = json.loads(content.decode('utf-8'))

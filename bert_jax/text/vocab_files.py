@@ -8,7 +8,14 @@ import os
 from collections.abc import Iterable
 
 from bert_jax.runtime.errors import InputError, tell_once
-from bert_jax.runtime.files import as_path, check_size, near_file, read_bytes, write_whole
+from bert_jax.runtime.files import (
+    as_path,
+    check_no_pointer,
+    check_size,
+    near_file,
+    read_bytes,
+    write_whole,
+)
 from bert_jax.text.vocab import Vocab
 
 _MOST_MIB = 64  # of a tokenizer's file; that of XLM-R, with 250,000 pieces, has 17
@@ -65,6 +72,7 @@ def read_file(path: str | os.PathLike[str], what: str, field: str) -> bytes:
         remedy = near_file(path) or f'check {field}'
         raise InputError(f"{path}: the {what} file cannot be read "
                          f"({error.strerror or 'No such file'}): {remedy}") from None
+    check_no_pointer(as_path(path), data)
     if not data.strip():
         raise InputError(f'{path}: the {what} file is empty; check {field}')
     return data

@@ -208,6 +208,21 @@ def test_two_values_of_one_parameter_are_refused(name, tmp_path):
         load_weights(file.parent)
 
 
+@pytest.mark.parametrize('more', [
+    pytest.param({'cls.predictions.bias': 0, 'bert.cls.predictions.bias': 1}, id='of another head'),
+    pytest.param({'bert.classifier.weight': 2}, id='of another shape'),
+    pytest.param({'projector.parametrizations.weight.original': 3}, id='of no parameter'),
+])
+def test_what_is_not_read_may_differ(more, tmp_path):
+    file = copy(tmp_path, 'classification') / 'model.safetensors'
+    tensors = load_file(file)
+    save_file(tensors | {
+        name: np.full((8, 2 + number), number, np.float32) for name, number in more.items()}, file)
+    weights = load_weights(file.parent)
+    assert set(weights.unused) == set(more)
+    assert_same_params(weights.params, load_weights(RECORDED / 'classification').params)
+
+
 @pytest.mark.parametrize(('class_name', 'is_refused'), [
     ('BertForQuestionAnswering', False), ('BertForMaskedLM', True), ('', True)])
 def test_what_is_left_of_another_head_is_not_read(class_name, is_refused, tmp_path):

@@ -153,7 +153,8 @@ HUGGINGFACE = [
          says=['cls.predictions.decoder.weight', 'not tied']),
     Case('pretraining', tensors(lambda t: {
         name.replace('pooler.dense.weight', 'pooler.dense.parametrizations.weight.original'): x
-        for name, x in t.items()}), says=['pooler', 'a parametrization of PyTorch', 'lora_adapt']),
+        for name, x in t.items()}),
+        says=['pooler.dense.weight is missing', 'parametrization of PyTorch', 'remove_']),
     Case('pretraining', having('cls.predictions.bias', np.zeros(40, np.int32)),
          says=['predictions.bias', 'I32']),
     Case('pretraining', having('cls.predictions.bias', np.full(40, 1e39)),
@@ -181,8 +182,9 @@ HUGGINGFACE = [
     Case('classification', config(problem_type='regression'), says=['3 outputs']),
     Case('pretraining', rewrite(WEIGHTS, half),
          says=['not a complete safetensors file', 'download']),
-    Case('pretraining', rewrite(WEIGHTS, lambda _: b'version https://git-lfs.github.com/spec/v1\n'),
-         says=['a pointer of Git LFS', 'git lfs pull']),
+    *(Case('pretraining', rewrite(name, lambda _: b'version https://git-lfs.github.com/spec/v1\n'),
+           says=[f'{name} is a pointer of Git LFS', 'git lfs pull'])
+      for name in (WEIGHTS, 'config.json', 'vocab.txt')),
     Case('shards', lose('model-1.safetensors'), says=['model-1.safetensors is missing']),
     Case('shards', put(INDEX, '{}'), says=['weight_map']),
     Case('shards', put(INDEX, '{"weight_map": {"a": null}}'), says=['weight_map']),
