@@ -232,7 +232,7 @@ def _line_blocks(path: str, begin: int = 0, end: int | None = None) -> Iterator[
         text = block
         if offset == 0:
             text = block.removeprefix(_BYTE_ORDER_MARK)
-            if b'\r' in text.rstrip() and b'\n' not in text.rstrip():
+            if text.count(b'\r') > 1 and b'\n' not in text:
                 raise DamagedFile(
                     f"{path}: its lines end with CR only: convert it (tr '\\r' '\\n')")
         yield text.replace(b'\r\n', b'\n')

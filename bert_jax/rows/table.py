@@ -603,6 +603,10 @@ def lines(path: str) -> Iterator[Line]:
                     raise DamagedFile(
                         f'{path}, line {number} holds a NUL byte: it is no text file, or '
                         f'{encoding}: convert it (iconv -f {encoding} -t UTF-8)')
+                if number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                    raise DamagedFile(
+                        f'{path}, line 1 is not UTF-8 but UTF-16, as its byte order mark shows: '
+                        'convert it (iconv -f UTF-16 -t UTF-8)')
                 if number == 1 or _is_mark(line):
                     line = line.removeprefix(codecs.BOM_UTF8)
                 if number == 1 and b'\r' in line.rstrip(b'\r\n'):
@@ -610,10 +614,6 @@ def lines(path: str) -> Iterator[Line]:
                         f"{path}: its lines end with CR only: convert it (tr '\\r' '\\n')")
                 yield Line(number, line.rstrip(b'\r\n').decode())
     except UnicodeDecodeError as error:
-        if number == 1 and error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            raise DamagedFile(
-                f'{path}, line 1 is not UTF-8 but UTF-16, as its byte order mark shows: convert it '
-                '(iconv -f UTF-16 -t UTF-8)') from None
         raise DamagedFile(
             f'{path}, line {number} is not UTF-8: byte {error.start} is '
             f'0x{error.object[error.start]:02x}; convert the file (iconv -t UTF-8)'

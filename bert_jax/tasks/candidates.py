@@ -13,6 +13,7 @@ the hub's data set, which has a row for each answer of MultiRC and each query of
 
 import collections
 import dataclasses
+import functools
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from bert_jax.rows.packing import Units
 from bert_jax.rows.sequences import Encode, make_sequences, ranges
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.labelled import EvalSet, LabelledTask, Results, open_tokenization, warn_of_cut
+from bert_jax.tasks.labels import labels_by_number
 from bert_jax.tasks.metrics import f1, most_frequent
 from bert_jax.tasks.squad_scores import v1_scores
 from bert_jax.tasks.texts import predictions_table
@@ -91,11 +93,11 @@ def read_multirc(path: str, *, max_malformed: float = 0.01) -> list[Question]:
       InputError: a missing field, too many malformed rows, an idx that is there twice, no question,
         or no such file.
     """
-    parse = _questions_of_passage
+    parse: Callable[[list[Any]], list[Question]] = _questions_of_passage
     columns = ['passage', 'idx']
     is_of_hub = 'paragraph' in table.column_names(path)
     if is_of_hub:
-        parse = _question_of_answer
+        parse = functools.partial(_question_of_answer, labels_by_number(path, LABELS))
         columns = ['paragraph', 'question', 'answer', 'label', 'idx']
     rows = table.read_table(path, columns, parse, max_malformed=max_malformed)
     questions = list(itertools.chain.from_iterable(rows.values))
@@ -149,12 +151,17 @@ def _questions_of_passage(cells: list[Any]) -> list[Question]:
     return _parsed(_field(passage, 'questions', list), parse)
 
 
-def _question_of_answer(cells: list[Any]) -> list[Question]:
-    """The question of a row of the hub's data set, with one answer; raises Malformed."""
+def _question_of_answer(numbered: Sequence[str], cells: list[Any]) -> list[Question]:
+    """The question of a row of the hub's data set, with one answer; raises Malformed.
+
+    Args:
+      numbered: what its labels 0 and 1 mean.
+      cells: of the row.
+    """
     *texts, label, idx = cells
     passage, question, answer = table.texts_of(texts)
     numbers = [str(_field(idx, name, int)) for name in ('paragraph', 'question', 'answer')]
-    candidate = _answer('-'.join(numbers), question, answer, label)
+    candidate = _answer('-'.join(numbers), question, answer, label, numbered)
     question_id = '-'.join(numbers[:2])
     return [Question(question_id, _without_markup(passage), [candidate], asked=question)]
 
@@ -170,12 +177,16 @@ def _parsed(questions: Sequence[Any], parse: Callable[[Any], Question]) -> list[
             f'{error} (all {len(questions)} questions of its passage go with it)') from None
 
 
-def _answer(name: str, question: str, answer: str, label: Any) -> Candidate:
+def _answer(
+    name: str, question: str, answer: str, label: Any, numbered: Sequence[str] = LABELS
+) -> Candidate:
     """A candidate of MultiRC; raises Malformed if its label is missing, or neither 0 nor 1."""
     label = table.label_of(label)
     if label not in ('0', '1', 'false', 'true'):
         raise table.Malformed(f'label {label:.60} is neither 0 nor 1{table.hint_of_secret(label)}')
-    return Candidate(name, answer, f'{question} {answer}', label in ('1', 'true'))
+    if label in ('0', '1'):
+        label = numbered[int(label)]
+    return Candidate(name, answer, f'{question} {answer}', label == 'true')
 
 
 def _without_markup(passage: str) -> str:

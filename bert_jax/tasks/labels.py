@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import itertools
 import math
+import re
 import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -31,6 +32,8 @@ _LEAST_LETTERS = 4  # of a label that is compared with others
 _MOST_COMPARED = 20  # of these, with so many others; a comparison takes microseconds
 _MOST_KNOWN = 1000
 _MOST_SHOWN = 10
+# Marks of format that change what is seen: joiners of letters and emoji, and the tags of flags.
+_SEEN_MARKS = re.compile('[\u200c\u200d\U000e0020-\U000e007f]')
 
 
 class NumericLabels(NamedTuple):
@@ -334,7 +337,8 @@ def _folded(name: str) -> str:
     """A name without its case and what is not seen: marks of format, how accents are encoded."""
     if name.isascii():
         return name.casefold()
-    seen = [sign for sign in name if unicodedata.category(sign) != 'Cf']
+    seen = [
+        sign for sign in name if unicodedata.category(sign) != 'Cf' or _SEEN_MARKS.match(sign)]
     return unicodedata.normalize('NFC', ''.join(seen).casefold()).strip()
 
 

@@ -158,7 +158,6 @@ def _say_tags(train: Tagged, dev: Tagged) -> None:
     shown = [f'{tag} {counts[tag]:,}' for tag in by_count[:20]]
     say(f"{counted(len(train), 'sentence')}, {counted(len(train.tags), 'word')}; tags: "
         + ', '.join(shown))
-    warn_of_alike(counts, 'tags')
     if are_entities(counts):
         of_types: Counter[str] = Counter()
         for tag, number in counts.items():
@@ -179,6 +178,8 @@ def _tagging_task(
     """The task on sentences to train on and those of each split to score; 'dev' is the main one."""
     labels = TaggerLabels.of(scored, train or evaluated['dev'])
     _warn_of_accuracy(labels)
+    scored_tags = itertools.chain.from_iterable(examples.tags for examples in evaluated.values())
+    warn_of_alike({*labels.names, *scored_tags}, 'tags')
     for examples in (*evaluated.values(), train):
         if examples is not None:
             _check_tags(examples, labels, config.task, is_training=scored is None)
@@ -564,10 +565,12 @@ def _treebank_sentences(path: str, max_malformed: float) -> list[Sentence]:
     """
     reader = _ColumnReader(path)
     unended: list[int] = []  # lines of words before which no empty line ends a sentence
+    before = ''  # id of the word before
     for line, text in table.lines(path):
         cells = text.split('\t')
         if not text.strip():
             reader.end_sentence()
+            before = ''
         elif text.startswith('#') or _NO_WORD_OF_A_TREEBANK.fullmatch(cells[0]):
             continue
         elif len(cells) != _TREEBANK_COLUMNS:
@@ -576,9 +579,10 @@ def _treebank_sentences(path: str, max_malformed: float) -> list[Sentence]:
         elif cells[3] in ('', _NOTHING):
             reader.faults.append(f'line {line}: no part of speech (UPOS, column 4)')
         else:
-            if cells[0] == '1' and reader.end_sentence():
+            if cells[0] == '1' and before != '0' and reader.end_sentence():
                 unended.append(line)
             reader.add_word([cells[1], cells[3]], line)
+            before = cells[0]
     sentences = reader.finished(max_malformed)
     if unended:  # of files that were put together
         say(f"note: {path}: in {counted(len(unended), 'line')}, such as line {unended[0]}, words "

@@ -51,6 +51,8 @@ FILES = [
         'One.\n\u00a0\n\u3000 \nTwo.\n\f\nThree.\n\t\u2003\nFour.\u00a0\nFive.\n\u00a0',
         ['One.', 'Two.', 'Three.', 'Four.\u00a0\nFive.']),
     TextFile('crcrlf.txt', 'One.\r\r\nTwo.\r\r\n\r\r\nNew.\r\r\n', ['One.\r\nTwo.', 'New.']),
+    TextFile('cr_in_a_line.txt', 'One.\rTwo.\rThree.\n', ['One.\rTwo.\rThree.']),
+    TextFile('cr_in_the_only_line.txt', 'One.\rTwo.', ['One.\rTwo.']),
     TextFile('json', '{"a": 1}\n', ['{"a": 1}'], prefix='text:'),
     TextFile(
         'sentences.txt', 'One.\nTwo.\n\nNew.\n', ['One.\nTwo.', 'New.'], prefix='lines:',
@@ -151,7 +153,6 @@ def test_documentation_other_than_pythons_is_refused(tmp_path):
     ('utf16.txt', 'Text.\n'.encode('utf-16'), ['UTF-16', 'iconv -f UTF-16']),
     ('utf16.zh', '\ufeff文\n'.encode('utf-16-be'), ['UTF-16', 'iconv -f UTF-16']),
     ('cr.txt', b'One.\rTwo.\r', ['end with CR only']),
-    ('cr_lf.txt', b'One.\rTwo.\r\n', ['end with CR only']),
     ('wiki_00', b'{"id": "1", "text": "A"}\n', ['begins like JSON', 'jsonl:', 'text:']),
     ('list', b'[\n  {"text": "A"}]\n', ['begins like JSON']),
     ('dump.xml', b'<mediawiki xmlns="x" version="0.10">\n', ['MediaWiki dump', 'wikidump:']),

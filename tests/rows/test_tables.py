@@ -141,8 +141,10 @@ for encoding in ('UTF-16LE', 'UTF-16BE', 'UTF-32LE', 'UTF-32BE', 'UTF-32'):
 BAD['UTF-32BE with its mark'] = Bad(
     'a.csv', codecs.BOM_UTF32_BE + CSV.encode('UTF-32BE'), r'iconv -f UTF-32 -t')
 for mark, encoding in ((codecs.BOM_UTF16_LE, 'UTF-16LE'), (codecs.BOM_UTF16_BE, 'UTF-16BE')):
-    BAD[f'{encoding} with its mark and no Latin letter'] = Bad(
-        'a.csv', mark + '文\n好\n'.encode(encoding), r'UTF-16.*: convert it \(iconv -f UTF-16 -t')
+    for letter in '文不':  # the latter, U+4E0D, has the byte of CR
+        BAD[f'{encoding} with its mark and {letter}'] = Bad(
+            'a.csv', mark + f'{letter}\n好\n'.encode(encoding),
+            r'UTF-16.*: convert it \(iconv -f UTF-16 -t')
 for file in ('a.csv', 'a.jsonl'):
     BAD |= {
         f'gzip without its ending, {file}': Bad(

@@ -11,7 +11,7 @@ from bert_jax.rows import table
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks import texts
 from bert_jax.tasks.handles import ScoredModel
-from bert_jax.tasks.labels import nearest_label, warn_of_rare
+from bert_jax.tasks.labels import as_known, nearest_label, warn_of_rare
 from bert_jax.tasks.own_texts import class_weights
 from tests.opening import open_task
 from tests.tasks.files import put
@@ -107,10 +107,32 @@ def test_labels_that_look_the_same_stay_apart_in_training(name, other, tmp_path,
     assert 'look the same, and are apart' in said and ascii(name) in said
 
 
-def test_tags_that_look_the_same_are_said(tmp_path, capsys):
-    source = put(tmp_path, 'own.txt', 'john B-PER\nsmith B-PER\u200b\nwas O\n')
-    opened('tagging', source, tmp_path, eval_source=True)
-    assert r"the tags 'B-PER' and 'B-PER\u200b' look the same" in capsys.readouterr().out
+@pytest.mark.parametrize(('name', 'other'), [
+    ('\u0645\u06cc\u0631\u0648\u062f', '\u0645\u06cc\u200c\u0631\u0648\u062f'),  # letters apart
+    ('\U0001f469\U0001f4bb', '\U0001f469\u200d\U0001f4bb'),  # two emoji and one
+    ('\U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f',  # flags: England
+     '\U0001f3f4\U000e0067\U000e0062\U000e0073\U000e0063\U000e0074\U000e007f'),  # and Scotland
+])
+def test_labels_that_differ_in_what_is_seen_are_others(name, other, capsys):
+    assert as_known([other], [name, 'x']) == {}
+    assert capsys.readouterr().out == ''
+
+
+@pytest.mark.parametrize(('train', 'dev', 'labels'), [
+    ('john B-PER\nsmith B-PER\u200b\nwas O\n', 'john B-PER\n', ()),
+    ('john B-PER\nwas O\n', 'john B-PER\u200b\nsmith B-PER\n', ()),
+    ('', 'john B-PER\u200b\nsmith B-PER\nwas O\n', ('B-PER', 'O')),
+    ('', 'john B-PER\u200b\nwas O\nsmith B-LOC\n', ('B-PER', 'B-LOC', 'O')),
+], ids=['training', 'training and evaluation', 'a file and a model', 'a model alone has one'])
+def test_tags_that_look_the_same_are_said(train, dev, labels, tmp_path, capsys):
+    evaluated = put(tmp_path, 'dev.txt', dev)
+    if train:
+        opened('tagging', put(tmp_path, 'own.txt', train), tmp_path, eval_source=evaluated)
+    else:
+        config = config_of('tagging', evaluated, tmp_path, eval_source=True)
+        open_task(config, ScoredModel(labels))
+    said = capsys.readouterr().out
+    assert said.count(r"the tags 'B-PER' and 'B-PER\u200b' look the same") == 1
 
 
 def test_a_label_that_occurs_only_in_evaluation_counts_as_a_wrong_prediction(tmp_path, capsys):

@@ -145,15 +145,22 @@ def test_rows_are_read(tmp_path, name, is_numbered):
     ('cb', ['contradiction', 'entailment', 'neutral'], [1, 0]),
     ('boolq', ['False', 'True'], [0, 1]),
     ('copa', ['choice1', 'choice2'], [0, 1]),
+    ('multirc', ['False', 'True'], [0, 1]),
+    ('multirc', ['True', 'False'], [1, 0]),
 ])
 def test_a_file_that_names_its_labels_tells_what_its_numbers_mean(
         name, names, labels, tmp_path, capsys):
     pytest.importorskip('pyarrow')
-    row, _, _ = ROWS[name]
-    columns = {field: [value] * 2 for field, value in row.items() if field != 'label'}
+    rows = QUESTIONS[name][1] if name in QUESTIONS else [ROWS[name][0]] * 2
+    columns = {field: [row[field] for row in rows] for field in rows[0] if field != 'label'}
     path = parquet(tmp_path / 'a.parquet', {'label': {'_type': 'ClassLabel', 'names': names}},
                    **columns, label=[0, 1])
-    assert read_superglue(name, path).labels.tolist() == labels
+    if name in QUESTIONS:
+        (question,) = SUPERGLUE_TASKS[name].read(path)
+        found = [int(candidate.is_right) for candidate in question.candidates]
+    else:
+        found = read_superglue(name, path).labels.tolist()
+    assert found == labels
     assert capsys.readouterr().out == ''
 
 

@@ -57,6 +57,13 @@ def test_a_treebank_s_sentences_begin_where_words_are_counted_anew(between, tmp_
     assert f'note: {path}: in 2 lines, such as line ' in capsys.readouterr().out
 
 
+def test_a_treebank_s_words_may_count_from_0(tmp_path, capsys):
+    sentence = ''.join(f'{i}\t{word}\t_\tX\t_\t_\t_\t_\t_\t_\n' for i, word in enumerate('abc'))
+    tagged = read_tagged(put(tmp_path, 'own.conllu', f'{sentence}\n{sentence}'))
+    assert [sentence.words for sentence in tagged.sentences] == [['a', 'b', 'c']] * 2
+    assert capsys.readouterr().out == ''
+
+
 @pytest.mark.parametrize(('text', 'said'), [
     ('john\tPROPN\nwas\tAUX\n', 'line 1: columns: 2, where CoNLL-U has 10'),
     (TREEBANK.replace('AUX', '_').replace('NOUN', '_'),
