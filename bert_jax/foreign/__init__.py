@@ -133,6 +133,15 @@ def _beside(base: Weights, trained: Weights) -> Weights:
         trained, params=params, vocab_file=named.vocab_file, lowercase=named.lowercase)
 
 
+def check_is_there(named: str | os.PathLike[str]) -> None:
+    """Raises InputError if there is nothing that `load_weights` could read; reads no weights."""
+    path = as_path(model_folder(named))
+    is_there = path.exists() or children(path) or _tf1_prefix(path, ()) is not None
+    if not is_there:
+        raise InputError(f'{path} does not exist: '
+                         f'{near_folder(path) or _LOOKS}{_on_hub(os.fspath(named))}')
+
+
 def _read(named: str | os.PathLike[str], *, any_head: bool, own_head: bool) -> Weights:
     """The model at a path; see `load_weights`."""
     path = as_path(model_folder(named))
@@ -154,10 +163,8 @@ def _read(named: str | os.PathLike[str], *, any_head: bool, own_head: bool) -> W
     prefix = _tf1_prefix(path, names)
     if prefix is not None:
         return read_tf1(prefix)
-    if path.exists():
-        raise InputError(f'{path} holds no model: {_LOOKS}')
-    raise InputError(f'{path} does not exist: '
-                     f'{near_folder(path) or _LOOKS}{_on_hub(os.fspath(named))}')
+    check_is_there(named)
+    raise InputError(f'{path} holds no model: {_LOOKS}')
 
 
 def _with_activation(weights: Weights, sentences: Sentences) -> Weights:

@@ -89,7 +89,7 @@ def test_a_cache_folder_from_the_environment_is_kept(cache, tmp_path):
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / 'mine')
 
 
-def test_a_first_call_asks_for_one_program_which_the_next_process_finds(
+def test_a_call_asks_for_one_program_which_the_next_process_finds(
     cache, tmp_path, monkeypatch
 ):
     requests = []
@@ -107,7 +107,7 @@ def test_a_first_call_asks_for_one_program_which_the_next_process_finds(
         model.vectors(['a bad cab'])
         requests.append(EVENTS.count('/jax/compilation_cache/compile_requests_use_cache'))
         hits.append(EVENTS.count('/jax/compilation_cache/cache_hits'))
-    assert requests[1:] == [1, 1]
+    assert requests[0] <= 2 and requests[1:] == [1, 1]
     assert hits[1:] == [0, 1]
 
 

@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import re
 import socket
+import threading
 import time
 
 import pytest
@@ -37,23 +38,26 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def lines(monkeypatch, clock):
-    """What the hosts print."""
+    """The lines that hosts print, each with the host's thread."""
     monkeypatch.setattr(joining, '_POLL_SECONDS', 0.02)
     monkeypatch.setattr(joining, '_ANSWER_SECONDS', LONG)
     told = []
-    monkeypatch.setattr(joining, 'tell', told.append)
+    monkeypatch.setattr(
+        joining, 'tell', lambda line: told.append((threading.get_ident(), line)))
     return told
 
 
 @pytest.fixture
 def wait_for_line(clock, lines):
-    """Lets minutes pass until the hosts have printed so many new lines like a pattern."""
-    def wait(pattern, times=1):
+    """Lets minutes pass until so many of the hosts have printed new lines like a pattern."""
+    def wait(pattern, num_hosts=1):
         begin = len(lines)
 
         def are_there():
             clock.now += joining.LINE_SECONDS
-            return sum(re.fullmatch(pattern, line) is not None for line in lines[begin:]) >= times
+            threads = {
+                thread for thread, line in lines[begin:] if re.fullmatch(pattern, line)}
+            return len(threads) >= num_hosts
 
         wait_until(are_there)
 
@@ -93,7 +97,7 @@ def test_hosts_meet_in_any_order_and_say_who_is_missing(address, wait_for_line):
     early = start(address, [2], 4)
     wait_for_line(rf'waiting for host 0 of 4 at {address} \(Connection refused\), .* min')
     early += start(address, [0, 1], 4)
-    wait_for_line('waiting for host 3 of 4, .* min', times=3)  # each says it
+    wait_for_line('waiting for host 3 of 4, .* min', num_hosts=3)
     assert not any(future.done() for future in early)
     assert faults(early + start(address, [3], 4)) == [None] * 4
 
@@ -117,7 +121,7 @@ def can_connect(address):
 def test_hosts_that_do_not_come_are_named_on_all(address, clock, wait_for_line):
     limit = 3600.0 * 1000
     hosts = start(address, [0], 5, limit) + start(address, [1], 5)
-    wait_for_line('waiting for hosts 2-4 of 5, .*', times=2)
+    wait_for_line('waiting for hosts 2-4 of 5, .*', num_hosts=2)
     clock.now += limit
     told = faults(hosts)
     assert {type(fault) for fault in told} == {Unavailable}
@@ -175,7 +179,7 @@ def test_a_port_in_use_is_waited_for_and_then_named(address, lines, clock):
     assert isinstance(fault, Unavailable)
     port = address.partition(':')[2]
     assert str(fault).startswith(f'port {port} of host 0 is in use by another program')
-    assert len(lines) == 1 and f'up to 30 s for port {port} of this machine' in lines[0]
+    assert len(lines) == 1 and f'up to 30 s for port {port} of this machine' in lines[0][1]
 
 
 @pytest.mark.parametrize('others, message', [

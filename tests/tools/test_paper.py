@@ -133,7 +133,8 @@ def test_a_table_is_written_with_its_record(tmp_path, quick, capsys):
 
 @pytest.fixture
 def any_model_is_there(monkeypatch):
-    monkeypatch.setattr('bert_jax.foreign.load_weights', lambda path: None)
+    monkeypatch.setattr(
+        'bert_jax.tools.paper.__main__.check_is_there', lambda path: None)
 
 
 @pytest.mark.usefixtures('any_model_is_there')
@@ -282,7 +283,8 @@ def train(self, member, claim):
     log.write(f'{os.getpid()} ends\\n')
     self.sweep.finish(member, 'eval/accuracy', {'eval/accuracy': 0.5, 'eval/macro_f1': 0.5})
 
-with (mock.patch('bert_jax.foreign.load_weights'), mock.patch.multiple(training, WAIT_SECONDS=0.1),
+with (mock.patch('bert_jax.tools.paper.__main__.check_is_there'),
+      mock.patch.multiple(training, WAIT_SECONDS=0.1),
       mock.patch.multiple(training._Worker, _train=train, _open_program=lambda *_: None)):
     sys.exit(main(sys.argv[2:]))
 """

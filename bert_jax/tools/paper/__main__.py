@@ -53,6 +53,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from bert_jax.config.command_line import Parser, at_least, config_file, load_config
 from bert_jax.config.fields import pretraining_kind
+from bert_jax.foreign import check_is_there
 from bert_jax.runtime.errors import InputError, nearest, show
 from bert_jax.runtime.files import as_path, open_folder
 from bert_jax.runtime.process import error_boundary
@@ -215,13 +216,13 @@ def _print_parts(parts: Sequence[Part], num_left: Mapping[str, int]) -> None:
 
 
 def _check_models(plan: Plan, parts: Iterable[Part], num_left: Mapping[str, int]) -> None:
-    """Raises an InputError if one of `--model` cannot be read, before others are fine-tuned."""
-    if not plan.table.of_models or not any(num_left[part.title] for part in parts):
-        return
-    from bert_jax.foreign import load_weights  # here, as `--help` need not wait for it
+    """Raises an InputError if one of `--model` is not there, before others are fine-tuned.
 
-    for path in plan.weights.values():
-        load_weights(path)
+    They are not read: that would take this process the chips that its workers need.
+    """
+    if plan.table.of_models and any(num_left[part.title] for part in parts):
+        for path in plan.weights.values():
+            check_is_there(path)
 
 
 def _check_data(plan: Plan, parts: Iterable[Part], num_left: Mapping[str, int]) -> None:
