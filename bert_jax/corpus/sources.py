@@ -15,7 +15,7 @@ from bert_jax.corpus import python_docs
 from bert_jax.corpus.digests import digests, name_of, object_digest
 from bert_jax.corpus.source import Document, Source, Unit
 from bert_jax.corpus.text_batches import read_ahead
-from bert_jax.corpus.text_formats import FORMATS, file_units, newly_told, read_documents
+from bert_jax.corpus.text_formats import FORMATS, file_units, read_documents, read_otherwise
 from bert_jax.corpus.tfds_source import tfds_source
 from bert_jax.rows.store import PREPARED
 from bert_jax.runtime import hosts
@@ -186,7 +186,7 @@ def _files(spec: str, pattern: str, format_name: str, column: str) -> Source:
         if file.size == 0:
             raise InputError(f"data source '{spec}': {file.path} is empty; leave it out")
     sizes = [file.size for file in found]
-    name_in_digest = known.name_in_digest or format_name
+    name_in_digest = format_name and (known.name_in_digest or format_name)
     units = [_units_of(file, format_name) for file in found]
     contents = _Contents(name_in_digest, column, pattern, found, [len(x) for x in units])
     return Source(
@@ -323,9 +323,8 @@ class _Contents:
         if self._column != 'text' or any(
                 ending.startswith(('.csv', '.tsv')) for ending in self._endings):
             identity.append(self._column)
-        # Likewise, older stores read these files as text.
         if not self._name_in_digest:
-            identity += newly_told(self._paths)
+            identity += read_otherwise(self._paths)
         return name_of(identity)
 
     def of_units(self) -> tuple[str, ...]:
@@ -339,7 +338,7 @@ class _Contents:
         for path, ending, digest, num_units in files:
             identity = [self._name_in_digest, self._column, ending, digest]
             if not self._name_in_digest:
-                identity += newly_told([path])
+                identity += read_otherwise([path])
             found += num_units * [name_of(identity)]
         self._of_units = tuple(found)
         return self._of_units

@@ -30,6 +30,9 @@ _LARGE_BYTES = 1 << 30
 _RANGE_BYTES = 512 << 20
 _BYTE_ORDER_MARK = b'\xef\xbb\xbf'
 _MARKS_OF_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+# Part of the digest of files of text, of which version 1 has no name: raise it when their reading
+# changes, blank lines and titles included.
+_TEXT_VERSION = 2
 # What files without a named format may hold in place of prose: how they begin, what that is, and
 # what to do about it.
 _NO_PROSE = (
@@ -173,14 +176,21 @@ def _first_cut(path: str, place: int) -> int:
     return before + len(text)
 
 
-def newly_told(paths: Iterable[str]) -> list[str]:
-    """The formats, told from content, of those files that older versions read as plain text."""
+def read_otherwise(paths: Iterable[str]) -> list[str]:
+    """For a digest, how files without a named format are read that older versions read otherwise.
+
+    All text is among them: whether a file has what is read otherwise, only reading it would tell.
+    """
     newer = [known for known in FORMATS.values() if known.was_text]
     found: set[str] = set()
     for path in paths:
+        if table.format_of(path):
+            continue
+        name = 'text'
         if any(known.is_named(path) for known in newer):
-            found.add(_format_of_text(path, _first_of(_line_blocks(path))))
-    return sorted(name for name in found if FORMATS[name].was_text)
+            name = _format_of_text(path, _first_of(_line_blocks(path)))
+        found.add(name if FORMATS[name].was_text else f'text {_TEXT_VERSION}')
+    return sorted(found)
 
 
 def _first_of(blocks: Iterator[bytes]) -> bytes:
@@ -417,10 +427,11 @@ def _is_table(path: str) -> bool:
 
 # Their names are prefixes of sources (`lines:FILES`). The first that tells a file has it.
 FORMATS: Mapping[str, Format] = {
-    'text': Format(_paragraphs, in_ranges=True),
-    'lines': Format(_lines, in_ranges=True),
+    'text': Format(_paragraphs, in_ranges=True, name_in_digest=f'text {_TEXT_VERSION}'),
+    'lines': Format(_lines, in_ranges=True, name_in_digest=f'lines {_TEXT_VERSION}'),
     'wikiextractor': Format(_wikiextractor, is_told=_is_wikiextractor),
-    'wikitext': Format(_wikitext, is_told=_is_wikitext),
+    'wikitext': Format(
+        _wikitext, is_told=_is_wikitext, name_in_digest=f'wikitext {_TEXT_VERSION}'),
     'wikidump': Format(
         _wikidump,
         name_in_digest=f'wikidump {wikidump.VERSION}',

@@ -415,6 +415,27 @@ def test_a_damaged_digest_cache_is_ignored(tmp_path, remembered, content):
         digests.digests([tmp_path / 'none'])
 
 
+# From before lines of any white space were blank: of a source, and of its one unit.
+@pytest.mark.parametrize(('prefix', 'name', 'of_source', 'of_unit', 'is_kept'), [
+    ('', 'a.txt', 'dae8b4b5835954b4', 'b0572db4b635c799', False),
+    ('', 'text.fa', '63a53fa9bf68c58b', 'd7795c89176c178d', False),
+    ('text:', 'a.txt', '966e84fc09a31c7f', 'bfa9f2988520d15e', False),
+    ('lines:', 'a.txt', '4b53d52d9305de41', '1ecb64d4cd637f08', False),
+    ('wikitext:', 'a.txt', 'b98e7acf2c89a88b', 'c05dc186817110b4', False),
+    ('wikiextractor:', 'a.txt', '62d0d0afe15d052f', '34e778babff5161a', True),
+    ('jsonl:', 'a.txt', 'c9049aa86372c231', '4bfbc2e2947b3d3f', True),
+    ('', 'a.csv', '748eab4a5d0d5f3b', '5deee7f26ba2eb79', True),
+    ('', 'a.jsonl', 'd7f9f7aecf20e1cd', '86be8f52bf98e0d8', True),
+])
+def test_the_digests_of_older_stores_are_kept_where_the_reading_has_not_changed(
+        prefix, name, of_source, of_unit, is_kept, tmp_path):
+    """With another one, a store is made anew, and a run says that it goes on with other data."""
+    (tmp_path / name).write_text('Ein Satz. Noch einer.\n\nDer zweite Text.\n')
+    source = open_source(f'{prefix}{tmp_path / name}')
+    assert (source.fingerprint() == of_source) == is_kept
+    assert (source.contents() == (of_unit,)) == is_kept
+
+
 def test_a_fingerprint_depends_on_content_and_format_not_on_paths_or_times(tmp_path):
     for folder in ('here', 'there'):
         (tmp_path / folder).mkdir()

@@ -108,12 +108,6 @@ def test_text_in_persian_stays_text_and_the_digest_tells(tmp_path):
     assert len(digests) == 3
 
 
-def test_text_with_the_ending_of_fasta_keeps_the_digest_of_older_stores(tmp_path):
-    (tmp_path / 'text.fa').write_text('Ein Satz. Noch einer.\n\nDer zweite Text.\n')
-    # From before FASTA was read. With another one, a run says that it goes on with other data.
-    assert open_source(str(tmp_path / 'text.fa')).fingerprint() == '63a53fa9bf68c58b'
-
-
 def test_gaps_separate_documents_and_short_runs_of_n_stay(tmp_path):
     short, gap = 'N' * 99, 'n' * 50 + '\n' + 'N' * 50
     (tmp_path / 'x.fa').write_text(f'>a\n{gap}ACGT{short}ACGT\n{gap}TTT{gap}\n>b\n{gap}\n>c\nA')
