@@ -19,7 +19,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import scipy.special
 from flax import linen as nn
 
 from bert_jax.heads import base
@@ -93,6 +92,8 @@ class BertForSequenceClassification(nn.Module):
 
 def softmax(logits: np.ndarray) -> np.ndarray:
     """Probabilities over the last axis, in double precision."""
+    import scipy.special  # which takes 0.2 s; a pre-training needs none of it
+
     return scipy.special.softmax(logits.astype(np.float64), axis=-1)
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-from scipy.special import expit
 
 from bert_jax.config.choices import POOLS
 from bert_jax.runtime.errors import InputError, tell, tell_once
@@ -17,10 +16,17 @@ from bert_jax.runtime.files import Path, as_path, children, exists, in_bucket, r
 from bert_jax.runtime.schema import INSIDE, TEXT, TRUTH, ListOf, MapOf, count
 from bert_jax.text.settings import ANY, not_applied
 
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    from scipy.special import expit  # which takes 0.2 s
+
+    return expit(x)
+
+
 # The activation of a cross-encoder's value, by the last part of the name that its folder has.
 ACTIVATIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     'Identity': lambda x: x,
-    'Sigmoid': expit,
+    'Sigmoid': _sigmoid,
     'Tanh': np.tanh,
 }
 
