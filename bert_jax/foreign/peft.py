@@ -142,13 +142,17 @@ def write_peft(folder: Path, weights: Weights) -> list[str]:
         write_json(beside / _OURS, {
             'head': weights.head, 'labels': list(weights.labels),
             INFERENCE: dict(weights.inference)})
-    notes = [f'peft adds it to {adapter.base or "the model that it was trained on"}, as '
-             f'{family.class_name(architecture)} loads it']
-    base = as_path(adapter.base)
-    if adapter.base and (is_run(base) or is_step(base)):
+    return _notes_of_base(adapter.base, family.class_name(architecture))
+
+
+def _notes_of_base(base: str, class_name: str) -> list[str]:
+    """What a user needs to add the adapter to its base, which may be '', with a class."""
+    notes = [f'peft adds it to {base or "the model that it was trained on"}, as {class_name} '
+             'loads it']
+    if base and (is_run(as_path(base)) or is_step(as_path(base))):
         notes.append(
             'transformers does not read a run of this project: for a folder that it reads, python '
-            f'-m bert_jax.convert {shlex.quote(adapter.base)} DIR --to huggingface')
+            f'-m bert_jax.convert {shlex.quote(base)} DIR --to huggingface')
     return notes
 
 

@@ -307,14 +307,7 @@ def tell_not_applied(settings: Settings, folder: Path) -> None:
         for setting in not_applied(fields, _OF_NO_KIND):
             tell_once(f'note: {folder / SETTINGS_FILE}: {setting} is not applied')
         return
-    fields = {name: _content(value) for name, value in settings.fields.items()}
-    for setting in not_applied(fields, _KNOWN_FIELDS):
-        tell_once(f'note: {folder / SETTINGS_FILE}: {setting} is not applied')
-    if 'added_tokens_decoder' not in settings.fields:  # else transformers does not read the map
-        roles = _read_if_there(folder / _SPECIAL_FILE) or {}
-        roles = {name: _content(roles.get(name)) for name in _ROLES}
-        for setting in not_applied(roles, _KNOWN_FIELDS):
-            tell_once(f'note: {folder / _SPECIAL_FILE}: {setting} is not applied')
+    _tell_of_fields(settings.fields, folder)
     if settings.tokenizer is None:
         return
     for setting in _not_applied_parts(settings.tokenizer):
@@ -322,6 +315,19 @@ def tell_not_applied(settings: Settings, folder: Path) -> None:
     if not settings.makes_frame and settings.tokenizer.get('post_processor', '') is None:
         tell_once(f'note: {folder / TOKENIZER_FILE} puts no special tokens around texts: here they '
                   f'are framed as {CLS} A {SEP} B {SEP}')
+
+
+def _tell_of_fields(named: Mapping[str, Any], folder: Path) -> None:
+    """Notes the fields, and roles of special tokens, that BERT's tokenizer does not apply."""
+    fields = {name: _content(value) for name, value in named.items()}
+    for setting in not_applied(fields, _KNOWN_FIELDS):
+        tell_once(f'note: {folder / SETTINGS_FILE}: {setting} is not applied')
+    if 'added_tokens_decoder' in named:  # then transformers does not read the map
+        return
+    roles = _read_if_there(folder / _SPECIAL_FILE) or {}
+    roles = {name: _content(roles.get(name)) for name in _ROLES}
+    for setting in not_applied(roles, _KNOWN_FIELDS):
+        tell_once(f'note: {folder / _SPECIAL_FILE}: {setting} is not applied')
 
 
 def _tell_of_class(

@@ -60,13 +60,7 @@ def sweep(
     if not isinstance(config, (str, ConfigDict)) or not isinstance(search, Mapping):
         raise InputError("sweep needs a config or the name of one, and a search, such as "
                          "{'optimizer.learning_rate': '1e-5..1e-4:log'}")
-    if sampler not in SAMPLERS:
-        raise InputError(f"sampler={sampler!r:.60} must be one of {', '.join(SAMPLERS)}")
-    if prune is not None and prune not in PRUNERS:
-        raise InputError(f"prune={prune!r:.60} must be one of {', '.join(PRUNERS)}, or None")
-    if min(trials, restarts + 1, 1 if keep is None else keep + 1) < 1:
-        raise InputError(f'trials={trials} must be above 0, restarts={restarts} and keep={keep} '
-                         'not below')
+    _check_options(sampler, prune, trials, restarts, keep)
     check_is_path('workdir', workdir)
     found = read_search(
         [_entry(field, values) for field, values in search.items()], trials, sampler, restarts)
@@ -87,6 +81,19 @@ def sweep(
         study = SweepStudy(ours).optuna
         add_plots(ours, study)
     return study
+
+
+def _check_options(
+    sampler: str, prune: str | None, trials: int, restarts: int, keep: int | None
+) -> None:
+    """Raises InputError for an option of `sweep` that is not possible."""
+    if sampler not in SAMPLERS:
+        raise InputError(f"sampler={sampler!r:.60} must be one of {', '.join(SAMPLERS)}")
+    if prune is not None and prune not in PRUNERS:
+        raise InputError(f"prune={prune!r:.60} must be one of {', '.join(PRUNERS)}, or None")
+    if trials < 1 or restarts < 0 or (keep is not None and keep < 0):
+        raise InputError(f'trials={trials} must be above 0, restarts={restarts} and keep={keep} '
+                         'not below')
 
 
 def _entry(field: str, values: str | Sequence[Any]) -> str:
