@@ -18,6 +18,7 @@ from bert_jax.text.settings import ANY, not_applied
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
+    """The logistic function of each number."""
     from scipy.special import expit  # which takes 0.2 s
 
     return expit(x)
