@@ -207,10 +207,7 @@ class _Pretraining:
 
 
 def _record_files() -> Any:
-    """The class of files of records.
-
-    It loads TensorFlow, in time for the first batch, which tf.data then makes.
-    """
+    """The class of files of records, for which TensorFlow is loaded."""
     with loading_tensorflow('pre-training from ready-made records'):
         from bert_jax.corpus.records import RecordFiles
 

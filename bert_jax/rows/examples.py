@@ -6,7 +6,6 @@ rows s * batch_size + local.
 
 import collections
 import itertools
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
@@ -21,7 +20,6 @@ from bert_jax.runtime.pauses import result_of
 _ROWS_A_CALL = 2048
 _ROWS_OF_A_LANE = 512  # in one call, as each lane has an overhead of its own
 _TOKENS_A_CALL = 1 << 22  # at most, for the sake of the lanes
-_BATCHES_AHEAD = 8
 _THREADS = 2
 _MIXTURE_BLOCK = 1000  # rows in each of which a mixture has its weights, to whole rows
 _MIXTURE_ORDER = 0x313  # purpose of draws
@@ -335,7 +333,7 @@ def train_batches(
             batches[name] = values.reshape(*row_ids.shape, *values.shape[1:])
         return batches
 
-    return _prefetched(make, range(first_step, end, steps_a_call), examples.spec)
+    return _prefetched(make, range(first_step, end, steps_a_call))
 
 
 def eval_batches(
@@ -355,73 +353,18 @@ def eval_batches(
                 batch[name][: len(real)] = values
         return {name: values[None] for name, values in batch.items()}
 
-    return _prefetched(make, range(0, num_examples, batch_size), examples.spec)
+    return _prefetched(make, range(0, num_examples, batch_size))
 
 
 def _prefetched(
-    make: Callable[[int], dict[str, np.ndarray]], calls: range, spec: BatchSpec
-) -> Iterator[dict[str, np.ndarray]]:
-    """The batches of all calls, in order, made by tf.data before they are asked for.
-
-    A call makes features [batches, rows, ...]. Where TensorFlow is not loaded (it may not be
-    installed, and synthetic rows do not need it), threads make them.
-    """
-    tf = sys.modules.get('tensorflow')
-    if tf is None:
-        return _prefetched_by_threads(make, calls)
-    return _prefetched_by_tensorflow(tf, make, calls, spec)
-
-
-def _prefetched_by_tensorflow(
-    tf: Any, make: Callable[[int], dict[str, np.ndarray]], calls: range, spec: BatchSpec
-) -> Iterator[dict[str, np.ndarray]]:
-    """`_prefetched` with tf.data; `tf` is the module."""
-    faults: list[Exception] = []  # TensorFlow would pass on only their text
-
-    def features(call: np.ndarray) -> list[np.ndarray]:
-        try:
-            batches = make(int(call))
-            return [batches[name] for name in spec]
-        except Exception as error:
-            faults.append(error)
-            raise
-
-    @tf.autograph.experimental.do_not_convert
-    def tensors(call: Any) -> dict[str, Any]:
-        dtypes = [tf.as_dtype(feature.dtype) for feature in spec.values()]
-        made = tf.numpy_function(features, [call], dtypes)
-        for tensor, feature in zip(made, spec.values(), strict=True):
-            tensor.set_shape([None, None, *feature.shape])
-        return dict(zip(spec, made, strict=True))
-
-    dataset = tf.data.Dataset.range(calls.start, calls.stop, calls.step)
-    dataset = dataset.map(tensors, num_parallel_calls=_THREADS, deterministic=True)
-    dataset = dataset.unbatch().prefetch(_BATCHES_AHEAD)
-    options = tf.data.Options()
-    options.autotune.enabled = False
-
-    def batches() -> Iterator[dict[str, np.ndarray]]:
-        made = dataset.with_options(options).as_numpy_iterator()
-        waiting = ThreadPoolExecutor(1)
-        try:
-            while True:
-                batch = result_of(waiting.submit(next, made, None))
-                if batch is None:
-                    return
-                yield batch
-        except tf.errors.OpError as error:
-            raise (faults[0] if faults else error) from None
-        finally:
-            # A run that stops does not wait for data that it does not need any more.
-            waiting.shutdown(wait=False)
-
-    return batches()
-
-
-def _prefetched_by_threads(
     make: Callable[[int], dict[str, np.ndarray]], calls: range
 ) -> Iterator[dict[str, np.ndarray]]:
-    """The batches of all calls, in order, made by two threads while earlier ones are used."""
+    """The batches of all calls, in order, made by two threads while earlier ones are used.
+
+    Args:
+      make: makes the batches of a call, features [batches, rows, ...].
+      calls: the arguments of `make`.
+    """
     pool = ThreadPoolExecutor(_THREADS)
     pending = collections.deque[Future]()
     left = iter(calls)

@@ -196,7 +196,7 @@ def test_two_calls_are_made_while_the_batches_of_one_are_used():
             others.wait(timeout=60)
         return {'call': np.array([call])}
 
-    batches = examples_lib._prefetched_by_threads(make, range(4))
+    batches = examples_lib._prefetched(make, range(4))
     assert next(batches)['call'] == 0
     others.wait(timeout=60)
     assert [int(batch['call']) for batch in batches] == [1, 2, 3]
