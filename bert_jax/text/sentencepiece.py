@@ -83,6 +83,18 @@ class SentencePieceTokenizer:
         return WORD_START if knows_spaces and not word.startswith(WORD_START) else ''
 
     @functools.cached_property
+    def _has_cut_words(self) -> bool:
+        """Whether the model was trained on Chinese or Japanese that was cut into words by spaces.
+
+        Then its words have spaces between them as others have. Of its pieces of several signs,
+        about half begin with one, each word and its parts; else few do, as those behind Latin
+        words.
+        """
+        several = re.compile(f'{WORD_START}?{_BETWEEN_SENTENCES.pattern}{{2,}}')
+        found = [piece for piece in self.vocab.tokens if several.fullmatch(piece)]
+        return 4 * sum(piece.startswith(WORD_START) for piece in found) > len(found)
+
+    @functools.cached_property
     def _word(self) -> str:
         """A word of one piece, which joins with no space behind it.
 
@@ -98,8 +110,9 @@ class SentencePieceTokenizer:
     @functools.cached_property
     def fingerprint(self) -> str:
         """32 hexadecimal digits that change with the model."""
-        # Stores of older versions lack the mark before sentences.
-        return digest(b'sentencepiece ' + self.before_word.encode() + self.model)
+        # Stores of older versions lack the mark before sentences, some of it.
+        cut = b'cut ' if self.before_word and self._has_cut_words else b''
+        return digest(b'sentencepiece ' + cut + self.before_word.encode() + self.model)
 
     def encode(self, text: str) -> list[int]:
         """The ids of the pieces of `text`, without [CLS] and [SEP]."""
@@ -133,6 +146,8 @@ class SentencePieceTokenizer:
         """
         if not self.before_word:
             return parts
+        if self._has_cut_words:
+            unspaced = None
         marked = list(parts[:1])
         for last, part in itertools.pairwise(parts):
             joins = unspaced and (unspaced.match(last[-1:]) or unspaced.match(part))

@@ -11,6 +11,9 @@ KANA = 'のにはをがでと'
 JAPANESE = [f'{"東京大学日本語"[i % 6:][:2]}{KANA[i % 7]}{"人工知能研究開発"[i % 7:][:2]}。'
             for i in range(60)]
 WITH_LATIN = [text + ending for text in JAPANESE for ending in ('Abc a', ' b c')]
+WORDS = ['東京大学日本語人工知能研究開発'[i:][:2] for i in range(14)]
+CUT = [
+    ' '.join(WORDS[(3 * i + 5 * j + i * j) % 14] for j in range(9)) for i in range(100)]
 LETTERS = [text + letters for text in JAPANESE for letters in ('ab', 'bca')]
 
 
@@ -42,6 +45,17 @@ def test_words_of_scripts_without_spaces_have_the_pieces_that_they_have_without_
     if texts is WITH_LATIN:  # else it knows no spaces
         assert tokenizer.split(spaced).ids == tokenizer.encode(spaced)
     assert all(tokenizer.encode_words(['犬', '猫', '犬']))  # adjacent unknown words stay
+
+
+@pytest.mark.parametrize('algorithm', ['unigram', 'bpe'])
+def test_a_model_of_japanese_that_was_cut_by_spaces_has_them_between_words(algorithm):
+    tokenizer = SentencePieceTokenizer(
+        sentence_piece(CUT, add_dummy_prefix=False, model_type=algorithm))
+    words = ['東京', '大学', '人工', '学日', '犬', '京大']
+    ids = tokenizer.encode(' '.join(words))
+    assert ids != tokenizer.encode(''.join(words))
+    assert sum(tokenizer.encode_words(words), []) == tokenizer.split(' '.join(words)).ids == ids
+    assert sum(tokenizer.encode_batch(tokenizer.joinable(words)), []) == ids
 
 
 def test_pieces_of_several_words_do_not_hide_the_beginning_of_a_word():
