@@ -23,7 +23,7 @@ from bert_jax.corpus.wikitext import clean
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import DamagedFile, first_line, tell
 
-VERSION = 1  # part of the fingerprint: raise it when the cleaning rules change
+VERSION = 2  # part of the fingerprint: raise it when the cleaning rules change
 _CPU_SECONDS = 60  # processor time that a page may take
 _REDIRECT = re.compile(r'\s*#redirect', re.IGNORECASE)
 _HIDDEN = frozenset({'file', 'image', 'media', 'category'})
@@ -103,15 +103,28 @@ def _other_namespaces(root: ElementTree.Element) -> frozenset[str]:
     return frozenset(found)
 
 
+def _newest_text(page: ElementTree.Element) -> str:
+    """The wikitext of a page's newest revision: histories come with the oldest or newest first."""
+    def order(place: int) -> tuple[str, int, int]:
+        time = revisions[place].findtext('{*}timestamp', '')  # sorts as a text
+        number = revisions[place].findtext('{*}id', '')  # tells two of one second apart
+        return time, int(number) if number.isdecimal() else 0, place
+
+    revisions = page.findall('{*}revision')
+    if not revisions:
+        return ''
+    newest = revisions[max(range(len(revisions)), key=order)]
+    return newest.findtext('{*}text', '')
+
+
 def _wikitext_of(page: ElementTree.Element, others: frozenset[str]) -> str | None:
-    """The wikitext of a page, in its last revision; None if it is no article.
+    """The wikitext of a page, in its newest revision; None if it is no article.
 
     Args:
       page: of the dump.
       others: `_other_namespaces`, for old dumps, whose pages do not tell theirs but in their title.
     """
-    texts = page.findall('{*}revision/{*}text')
-    wikitext = (texts[-1].text if texts else '') or ''
+    wikitext = _newest_text(page)
     namespace = page.findtext('{*}ns')
     if namespace is None:
         prefix, colon, _ = page.findtext('{*}title', '').partition(':')

@@ -9,6 +9,7 @@ import sys
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import NamedTuple
+from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 import pytest
@@ -127,6 +128,22 @@ def test_fifty_articles_in_order(tmp_path, monkeypatch, name, content, num_proce
     (tmp_path / name).write_bytes(content)
     assert len(EXPECTED) == 50
     assert list(wikidump.read_articles(str(tmp_path / name), num_processes)) == EXPECTED
+
+
+@pytest.mark.parametrize('revisions', [
+    ['2019-12-31T23:59:59Z 8 old', '2020-01-01T00:00:00Z 9 new'],
+    ['2020-01-01T00:00:00Z 9 new', '2019-12-31T23:59:59Z 10 old'],
+    ['2020-01-01T00:00:00Z 10 new', '2020-01-01T00:00:00Z 9 old'],
+    ['- - old', '- - new'],
+], ids=['oldest first', 'newest first', 'of one second', 'without times'])
+def test_of_a_history_the_newest_revision_is_read(revisions):
+    page = ElementTree.Element('page')
+    for said in revisions:
+        revision = ElementTree.SubElement(page, 'revision')
+        for field, value in zip(('timestamp', 'id', 'text'), said.split(), strict=True):
+            if value != '-':
+                ElementTree.SubElement(revision, field).text = value
+    assert wikidump._wikitext_of(page, frozenset()) == 'new'
 
 
 def test_each_file_of_a_source_is_a_unit(tmp_path):
