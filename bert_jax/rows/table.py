@@ -597,7 +597,8 @@ def lines(path: str) -> Iterator[Line]:
     number = 0
     try:
         with open_stream(path) as file:
-            for number, line in enumerate(read_lines(file, path, longest), 1):
+            ended = itertools.chain(read_lines(file, path, longest), [b''])
+            for number, (line, following) in enumerate(itertools.pairwise(ended), 1):
                 if b'\0' in line:
                     encoding = _wide_encoding(line)
                     raise DamagedFile(
@@ -609,7 +610,7 @@ def lines(path: str) -> Iterator[Line]:
                         'convert it (iconv -f UTF-16 -t UTF-8)')
                 if number == 1 or _is_mark(line):
                     line = line.removeprefix(codecs.BOM_UTF8)
-                if number == 1 and b'\r' in line.rstrip(b'\r\n'):
+                if number == 1 and not following and b'\r' in line.rstrip(b'\r\n'):
                     raise DamagedFile(
                         f"{path}: its lines end with CR only: convert it (tr '\\r' '\\n')")
                 yield Line(number, line.rstrip(b'\r\n').decode())

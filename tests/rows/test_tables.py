@@ -72,6 +72,10 @@ GOOD = {
     'spaces in the header': Good('a.csv', CSV.replace('text,label', ' text , label ')),
     'further columns': Good('a.csv', 'id,text,label,\n1,x,a,\n2,y,b,\n', ['x', 'y']),
     'other line ends of Unicode': Good('a.tsv', f'text\tlabel\n{ODD}\ta\nz\tb\n', [ODD, 'z']),
+    'a CR in the first line, tsv': Good(
+        'a.tsv', 'o\rther\ttext\tlabel\n1\tx\ta\n2\ty\tb\n', ['x', 'y']),
+    'a CR in quotes of the first line': Good(
+        'a.csv', '"o\rther",text,label\n1,x,a\n2,y,b\n', ['x', 'y']),
     'a line end in quotes': Good('a.csv', 'text,label\n"x\ny",a\nz,b\n', ['x\ny', 'z']),
     'a quote within a cell': Good('a.csv', 'text,label\n5" pipe,a\nz,b\n', ['5" pipe', 'z']),
     'quotes in tsv are characters': Good(
@@ -123,6 +127,8 @@ BAD = {
         'a.csv', SEMICOLONS.replace('text;', 'body;'), "no column 'text'.*it has: body, label:"),
     'a lone CR in a row': Bad(
         'a.csv', CSV.replace('"another"', 'ano\rther'), 'line 3 holds a lone CR'),
+    'a lone CR in the first line': Bad(
+        'a.csv', CSV.replace('label', 'label,o\rther', 1), 'line 1 holds a lone CR'),
     'CR line ends and a line feed at the end': Bad(
         'a.csv', CSV.replace('\n', '\r') + '\n', 'end with CR only'),
     'no object has the field': Bad(
