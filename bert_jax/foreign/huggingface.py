@@ -60,6 +60,8 @@ _SCHEMA: Mapping[str, Any] = {
 _REMEDY = 'fix it, or download the file again'
 _SAVED_BY_TRANSFORMERS = 'transformers_version'  # a field of its config.json
 _WORD_EMBEDDINGS = 'bert/embeddings/word_embeddings'
+# Tokens that no text has: special ones, and placeholders.
+_NO_TEXT = re.compile(r'\[.*\]|<.*>')
 # What training programs put around a model, and so before the names of its tensors.
 _WRAPPED = re.compile(r'(?:(?:module|_orig_mod|model)\.)+')
 
@@ -672,12 +674,17 @@ def _check_positions(vocab: Vocab, model: Mapping[str, Any], config_file: Path) 
     position.
     """
     pad_id = model['first_position'] - 1
-    for role, token_id in (('CLS', vocab.cls_id), ('SEP', vocab.sep_id), ('UNK', vocab.unk_id)):
-        if token_id == pad_id:
-            raise InputError(
-                f'{config_file}: pad_token_id={pad_id} is the id of [{role}], so that these tokens '
-                'of a text would have the position of padding: take the pad_token_id and the '
-                'tokenizer with which the model was trained')
+    roles = {
+        vocab.cls_id: '[CLS]', vocab.sep_id: '[SEP]', vocab.unk_id: '[UNK]',
+        vocab.mask_id: '[MASK]'}
+    is_padding = pad_id == vocab.pad_id or pad_id >= len(vocab)
+    if pad_id not in roles and (is_padding or _NO_TEXT.fullmatch(vocab.tokens[pad_id])):
+        return
+    name = roles.get(pad_id) or repr(vocab.tokens[pad_id])
+    raise InputError(
+        f'{config_file}: pad_token_id={pad_id} is the id of {name}, so that these tokens of a text '
+        'would have the position of padding: take the pad_token_id and the tokenizer with which '
+        'the model was trained')
 
 
 def _token_ids(weights: Weights, family: Family) -> dict[str, int | None]:

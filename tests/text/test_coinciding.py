@@ -79,3 +79,6 @@ def test_positions_are_counted_for_all_tokens_of_texts():
     for role, token_id in (('SEP', vocab.sep_id), ('UNK', vocab.unk_id)):
         with refused(f'FILE: pad_token_id={token_id} is the id of [{role}]'):
             _check_positions(vocab, {'first_position': token_id + 1}, 'FILE')
+    word_id = len(vocab) - 2  # before <mask>
+    with refused(f'pad_token_id={word_id} is the id of {vocab.tokens[word_id]!r}'):
+        _check_positions(vocab, {'first_position': word_id + 1}, 'FILE')
