@@ -120,9 +120,9 @@ class BertConfig:
     # their scores, in all layers the same.
     relative_positions: bool = _option('shape', (False, True), False)
     # gelu_tanh: the approximation of google-research/bert; gelu_erf: exact, as Hugging Face's
-    # `gelu`; silu: x times its sigmoid.
+    # `gelu`; silu: x times its sigmoid; relu: x, or 0 where it is negative.
     hidden_act: str = _option(
-        'computes', ('gelu_tanh', 'gelu_erf', 'silu'), 'gelu_tanh',
+        'computes', ('gelu_tanh', 'gelu_erf', 'silu', 'relu'), 'gelu_tanh',
         Spelling('gelu_form', {'tanh': 'gelu_tanh', 'erf': 'gelu_erf'}, ours=True))
     # Left-to-right: a token attends to itself and those before it, the paper's ablation (5.1).
     causal: bool = _option('computes', (False, True), False)

@@ -188,7 +188,9 @@ gelu.defvjp(_gelu_forward, _gelu_backward)
 
 
 def activation(x: jax.Array, form: str, kept: str = 'derivative') -> jax.Array:
-    """`hidden_act` of an array: `gelu`, whose arguments these are, or silu, in float32."""
+    """`hidden_act` of an array: `gelu`, whose arguments these are, relu, or silu in float32."""
+    if form == 'relu':
+        return jax.nn.relu(x)
     if form == 'silu':
         return jax.nn.silu(x.astype(jnp.float32)).astype(x.dtype)
     return gelu(x, form, kept)

@@ -202,6 +202,8 @@ def head_outputs(head, params, batch):
 
 # Fields that the named class does not read, or reads and others do not.
 FIELDS_OF_CLASSES = [
+    ('bert', 'ForMaskedLM', {'hidden_act': 'relu'}),
+    ('nomic', 'ForMaskedLM', {'hidden_act': 'relu'}),
     ('bert', 'ForTokenClassification', {'problem_type': 'multi_label_classification'}),
     ('distilbert', 'ForMultipleChoice', {'problem_type': 'multi_label_classification'}),
     ('modernbert', 'ForTokenClassification', {'problem_type': 'multi_label_classification'}),

@@ -266,7 +266,7 @@ REFUSED = [
     ('DistilBERT', {'n_heads': 5}, ['n_heads=5', 'dim=12']),
     ('DistilBERT', {'dim': None}, ['has no dim', 'DistilBERT']),
     ('DistilBERT', {'model_type': 'electra'}, ['has no num_hidden_layers', 'ELECTRA']),
-    ('DistilBERT', {'activation': 'relu'}, ["activation='relu'"]),
+    ('DistilBERT', {'activation': 'quick_gelu'}, ["activation='quick_gelu'"]),
     ('ELECTRA', {'embedding_size': 0}, ['embedding_size=0']),
     ('ALBERT', {'embedding_size': 12}, ['embedding_size=12', 'ALBERT', 'hidden_size']),
     ('ALBERT', {'num_hidden_groups': 2}, ['num_hidden_groups=2', 'ALBERT']),

@@ -168,7 +168,7 @@ HUGGINGFACE = [
          says=['num_attention_heads=3', 'hidden_size=8']),
     Case('pretraining', config(hidden_size=None), says=['has no hidden_size']),
     Case('pretraining', config(hidden_size='8'), says=["hidden_size='8'", 'whole number']),
-    Case('pretraining', config(hidden_act='relu'), says=["hidden_act='relu'", 'gelu_new']),
+    Case('pretraining', config(hidden_act='tanh'), says=["hidden_act='tanh'", 'gelu_new']),
     Case('pretraining', config(model_type='gpt2'), says=["model_type='gpt2'", 'xlm-roberta']),
     Case('pretraining', config(position_embedding_type='relative_key'), says=['relative_key']),
     Case('pretraining', config(architectures=['BertForQuestionAnswering']),

@@ -15,7 +15,13 @@ from bert_jax.heads.masked_lm_loss import masked_lm_logits, masked_lm_loss
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.kernels import dropout as drop
 from bert_jax.model.encoder import Bert
-from bert_jax.model.layers import LayerNorm, ModelConfig, declared_parameters, gelu
+from bert_jax.model.layers import (
+    LayerNorm,
+    ModelConfig,
+    activation,
+    declared_parameters,
+    gelu,
+)
 from bert_jax.sharding import Layout
 from tests.conftest import check_golden
 from tests.tiny_models import drawn_params, jit
@@ -190,6 +196,13 @@ def test_gelu_forms_follow_their_formulas_and_differ():
     np.testing.assert_allclose(gelu(jnp.array(x), 'gelu_tanh'), tanh, atol=1e-6)
     np.testing.assert_allclose(gelu(jnp.array(x), 'gelu_erf'), erf, atol=1e-6)
     assert 3e-4 < np.abs(tanh - erf).max() < 6e-4
+
+
+def test_relu_and_its_derivative():
+    x = jnp.array([-2.0, 0.0, 3.0])
+    value, backward = jax.vjp(lambda x: activation(x, 'relu'), x)
+    np.testing.assert_array_equal(value, [0, 0, 3])
+    np.testing.assert_array_equal(backward(jnp.ones(3))[0], [0, 0, 1])  # as in PyTorch
 
 
 @pytest.mark.parametrize('form', ['gelu_tanh', 'gelu_erf'])

@@ -15,17 +15,18 @@ _PREDICTIONS = {
 }
 _SEQ_RELATIONSHIP = {'cls/seq_relationship': 'cls.seq_relationship'}
 _CLASSIFIER = {'classifier': 'classifier'}
-# transformers' tanh variants all compute the same function.
-GELU = {
+# What layers have. transformers' tanh variants all compute the same function.
+ACTS = {
     'gelu': 'gelu_erf',
     'gelu_python': 'gelu_erf',
     'gelu_pytorch_tanh': 'gelu_tanh',
     'gelu_new': 'gelu_tanh',
     'gelu_fast': 'gelu_tanh',
+    'relu': 'relu',
 }
 # Families with gated layers have silu, too.
-GELU_OR_SILU = {**GELU, 'silu': 'silu', 'swish': 'silu'}
-EXACT_GELU = tuple(word for word, act in GELU.items() if act == 'gelu_erf')
+ACTS_OF_GATED = {**ACTS, 'silu': 'silu', 'swish': 'silu'}
+EXACT_GELU = tuple(word for word, act in ACTS.items() if act == 'gelu_erf')
 # Fields of config.json that most families share.
 SPELLINGS = {
     'vocab_size': Spelling('vocab_size'),
@@ -35,7 +36,7 @@ SPELLINGS = {
     'intermediate_size': Spelling('intermediate_size'),
     'max_position_embeddings': Spelling('max_position_embeddings'),
     'type_vocab_size': Spelling('type_vocab_size', allowed=SIZE),
-    'hidden_act': Spelling('hidden_act', GELU),
+    'hidden_act': Spelling('hidden_act', ACTS),
     'layer_norm_eps': Spelling('layer_norm_eps'),
     'initializer_range': Spelling('initializer_range'),
     'hidden_dropout': Spelling('hidden_dropout_prob'),

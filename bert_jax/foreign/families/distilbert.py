@@ -1,7 +1,7 @@
 """DistilBERT (Sanh et al., 2019): no segments, and a classifier of its own."""
 
 from bert_jax.config.bert_config import Spelling
-from bert_jax.foreign.families.bert import GELU
+from bert_jax.foreign.families.bert import ACTS
 from bert_jax.foreign.families.family import Architecture, Family
 
 _LAYER = 'distilbert.transformer.layer.{i}'
@@ -45,7 +45,7 @@ DISTILBERT = Family(
         'num_heads': Spelling('n_heads'),
         'intermediate_size': Spelling('hidden_dim'),
         'max_position_embeddings': Spelling('max_position_embeddings'),
-        'hidden_act': Spelling('activation', GELU),
+        'hidden_act': Spelling('activation', ACTS),
         'initializer_range': Spelling('initializer_range'),
         'hidden_dropout': Spelling('dropout'),
         'attention_dropout': Spelling('attention_dropout'),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bert_jax.config.bert_config import SIZE, Spelling
-from bert_jax.foreign.families.bert import GELU_OR_SILU
+from bert_jax.foreign.families.bert import ACTS_OF_GATED
 from bert_jax.foreign.families.family import Architecture, Family, Names, value_in
 from bert_jax.foreign.families.rotary_fields import check_head_dim, fields_of_rotary, rotary_in
 from bert_jax.runtime.files import Path
@@ -17,7 +17,7 @@ SPELLINGS = {
     'num_heads': Spelling('num_attention_heads'),
     'intermediate_size': Spelling('intermediate_size'),
     'max_position_embeddings': Spelling('max_position_embeddings'),
-    'hidden_act': Spelling('hidden_act', GELU_OR_SILU),
+    'hidden_act': Spelling('hidden_act', ACTS_OF_GATED),
     'layer_norm_eps': Spelling('rms_norm_eps'),
     'initializer_range': Spelling('initializer_range'),
     'attention_dropout': Spelling('attention_dropout'),

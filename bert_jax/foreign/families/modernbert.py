@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bert_jax.config.bert_config import DEPTH, SIZE, Spelling
-from bert_jax.foreign.families.bert import GELU
+from bert_jax.foreign.families.bert import ACTS
 from bert_jax.foreign.families.family import (
     Architecture,
     Family,
@@ -20,7 +20,7 @@ _LAYER = 'model.layers.{i}'
 _HEAD = {'bert/pooler/dense': 'head.dense', 'bert/pooler/LayerNorm': 'head.norm'}
 _CLASSIFIER = {'classifier': 'classifier'}
 # Of the head's dense layer, whatever the layers have.
-_HEAD_ACTS = {**GELU, 'tanh': 'tanh', 'relu': 'relu'}
+_HEAD_ACTS = {**ACTS, 'tanh': 'tanh'}
 _BIASES = ('attention_bias', 'mlp_bias', 'norm_bias', 'classifier_bias')
 _GLOBAL = 'full_attention'
 _LOCAL = 'sliding_attention'
@@ -121,7 +121,7 @@ def _masked_lm_misfit(config: Mapping[str, Any]) -> Misfit | None:
     """ModernBERT's head has an activation of its own; our head has the activation of the layers."""
     act = config['hidden_activation']
     head_act = config['classifier_activation']
-    if _HEAD_ACTS.get(head_act) == GELU[act]:
+    if _HEAD_ACTS.get(head_act) == ACTS[act]:
         return None
     return Misfit(f'classifier_activation={head_act!r}', f'that of hidden_activation={act!r}')
 
@@ -170,7 +170,7 @@ MODERNBERT = Family(
         'num_heads': Spelling('num_attention_heads'),
         'intermediate_size': Spelling('intermediate_size'),
         'max_position_embeddings': Spelling('max_position_embeddings'),
-        'hidden_act': Spelling('hidden_activation', GELU),
+        'hidden_act': Spelling('hidden_activation', ACTS),
         'layer_norm_eps': Spelling('norm_eps'),
         'initializer_range': Spelling('initializer_range'),
         'hidden_dropout': Spelling('mlp_dropout'),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bert_jax.config.bert_config import Spelling
-from bert_jax.foreign.families.bert import DEFAULTS, GELU_OR_SILU, SPELLINGS, classifier_dropout
+from bert_jax.foreign.families.bert import ACTS_OF_GATED, DEFAULTS, SPELLINGS, classifier_dropout
 from bert_jax.foreign.families.eurobert import kernels_of_llama
 from bert_jax.foreign.families.family import Architecture, Family
 from bert_jax.foreign.families.rotary_fields import check_head_dim, fields_of_rotary, rotary_in
@@ -54,7 +54,7 @@ NOMIC_BERT = Family(
         'cls.predictions.decoder.weight': 'bert/embeddings/word_embeddings',
         'cls.predictions.decoder.bias': 'cls/predictions/output_bias',
     },
-    spellings={**SPELLINGS, 'hidden_act': Spelling('hidden_act', GELU_OR_SILU)},
+    spellings={**SPELLINGS, 'hidden_act': Spelling('hidden_act', ACTS_OF_GATED)},
     options={'positions': 'rotary', 'gated': True, 'layer_biases': 'none'},
     # Those that transformers lacks are of the files of version 1.5 and before.
     only={
