@@ -13,6 +13,8 @@ from safetensors.numpy import load_file, save_file
 from bert_jax.config.bert_config import OPTIONS, BertConfig
 from bert_jax.foreign import load_weights
 from bert_jax.foreign.families import FAMILIES, family_to_write
+from bert_jax.foreign.families.gte import GTE
+from bert_jax.foreign.families.jina import JINA
 from bert_jax.foreign.families.modernbert import MODERNBERT
 from bert_jax.foreign.families.nomic_bert import NOMIC_BERT
 from bert_jax.foreign.families.ultrabert import ULTRABERT
@@ -253,6 +255,7 @@ REFUSED = [
     ('BERT', {'model_type': 'gpt2'}, ["model_type='gpt2'", 'bert, roberta, xlm-roberta']),
     ('BERT', {'model_type': 'modernbert-decoder'}, ["model_type='modernbert-decoder'"]),
     ('BERT', {'position_embedding_type': 'relative_key'}, ['relative_key', 'BERT', 'absolute']),
+    ('BERT', {'per_layer_config': {'1': {'layer_norm_eps': 0.1}}}, ['per_layer_config', 'all']),
     ('RoBERTa', {'is_decoder': True}, ['is_decoder=True', 'RoBERTa']),
     ('RoBERTa', {'pad_token_id': '1'}, ["pad_token_id='1'", 'whole number']),
     ('RoBERTa', {'pad_token_id': 8}, ['first_position=9', 'max_position_embeddings=9']),
@@ -285,6 +288,7 @@ REFUSED = [
     ('ModernBERT', {'local_attention': 'all'}, ["local_attention='all'"]),
     ('ModernBERT', {'rope_parameters': {'full_attention': {'rope_type': 'yarn'}}}, ['yarn']),
     ('ModernBERT', {'rope_parameters': {'full_attention': {'rope_theta': -1}}}, ['rope_theta=-1']),
+    ('ModernBERT', {'rope_parameters': {'rope_theta': 5.0}}, ['rope_theta', 'full_attention']),
     ('ModernBERT', {'rope_parameters': 'default'}, ["rope_parameters='default'"]),
     ('ModernBERT', {'global_rope_theta': 0, 'rope_parameters': None}, ['global_rope_theta=0']),
     ('ModernBERT', {'num_attention_heads': 4}, ["positions='rotary'", '3']),
@@ -294,11 +298,17 @@ REFUSED = [
     ('jina-embeddings-v3', {'rope_parameters': {'partial_rotary_factor': 0.5}}, ['factor=0.5']),
     ('jina-embeddings-v3', {'rope_parameters': ['default']}, ["['default']"]),
     ('jina-embeddings-v3', {'rope_scaling': {'type': 'ntk'}}, ['rope_scaling', 'ntk']),
-    ('jina-embeddings-v3', {'model_type': 'modernbert'}, ['is of ModernBERT', 'is of jina']),
+    ('jina-embeddings-v3', {'rotary_emb_interleaved': True}, ['rotary_emb_interleaved=True']),
+    ('jina-embeddings-v3', {'rotary_emb_scale_base': 512}, ['rotary_emb_scale_base=512']),
+    ('jina-embeddings-v3', {'rotary_emb_dim': 2}, ['rotary_emb_dim=2', 'num_attention_heads=3']),
+    ('jina-embeddings-v3', {'partial_rotary_factor': 0.5}, ['json: partial_rotary_factor=0.5']),
+    ('jina-embeddings-v3', {'model_type': 'roberta'}, ['is of RoBERTa', 'is of jina']),
     ('NomicBERT', {'head_dim': 5}, ['head_dim=5', 'num_attention_heads=3']),
     ('NomicBERT', {'rotary_scaling_factor': 2}, ['rotary_scaling_factor=2', 'NomicBERT']),
+    ('NomicBERT', {'rotary_head_dim': True}, ['rotary_head_dim=True']),
+    ('NomicBERT', {'rotary_emb_scale_base': 512}, ['rotary_emb_scale_base=512']),
     ('NomicBERT', {'qkv_proj_bias': True}, ['qkv_proj_bias=True']),
-    ('NomicBERT', {'hidden_act': 'relu'}, ["hidden_act='relu'", 'silu']),
+    ('NomicBERT', {'hidden_act': 'mish'}, ["hidden_act='mish'", 'silu']),
     ('GTE', {'hidden_act': 'silu'}, ["hidden_act='silu'", 'GteForMaskedLM']),
     ('GTE', {'model_type': 'new', 'pack_qkv': False}, ['pack_qkv=False', 'GTE']),
     ('GTE', {'position_embedding_type': 'absolute'}, ['absolute', 'rope']),
@@ -342,6 +352,8 @@ OF_SOME_CLASSES = [
     ('ELECTRA', 'ForMultipleChoice', {'summary_type': 'last'}, "summary_type='last'"),
     ('ELECTRA', 'ForMultipleChoice', {'summary_use_proj': False}, 'summary_use_proj=False'),
     ('ELECTRA', 'ForMultipleChoice', {'summary_activation': 'tanh'}, "summary_activation='tanh'"),
+    ('ELECTRA', 'ForMultipleChoice', {'summary_activation': None}, 'summary_activation=None'),
+    ('ELECTRA', 'ForSequenceClassification', {'summary_activation': None}, ''),
     ('ModernBERT', 'Model', {'classifier_activation': 'silu'}, ''),
     ('ModernBERT', 'Model', {'classifier_bias': True}, ''),
     ('ModernBERT', 'ForTokenClassification', {'classifier_activation': 'tanh'}, ''),
@@ -474,6 +486,28 @@ def test_rotary_bases_by_either_version(folders, tmp_path):
     for rope_parameters, expected in ((None, (5.0, 3.0)), (new, (7.0, 3.0))):
         model = family.model_of({**config, **old, 'rope_parameters': rope_parameters}, tmp_path)
         assert (model['rotary_base'], model['local_rotary_base']) == expected
+
+
+@pytest.mark.parametrize('fields, window', [
+    ({'local_attention': 10}, 10),
+    # transformers makes `local_attention` of it.
+    ({'local_attention': 10, 'sliding_window': 3}, 6),
+    ({'local_attention': 10, 'sliding_window': None}, 10),
+], ids=str)
+def test_the_window_of_modernbert_by_either_name(fields, window, folders, tmp_path):
+    config = json.loads((folders / 'ModernBERT' / 'config.json').read_text())
+    assert MODERNBERT.model_of(config | fields, tmp_path)['local_attention'] == window
+
+
+@pytest.mark.parametrize('family, model_type, base', [
+    (GTE, 'gte', 160_000.0), (GTE, 'new', 10_000.0),
+    (JINA, 'jina_embeddings_v3', 20_000.0), (JINA, 'xlm-roberta', 10_000.0)])
+def test_a_rotary_base_that_is_absent_is_that_of_the_code_for_the_type(
+        family, model_type, base, folders, tmp_path):
+    config = json.loads((folders / family.name / 'config.json').read_text())
+    del config['rope_parameters']
+    model = family.model_of(config | {'model_type': model_type}, tmp_path)
+    assert model['rotary_base'] == base
 
 
 def test_nomic_bert_by_its_older_names(folders, tmp_path):

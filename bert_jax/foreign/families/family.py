@@ -235,7 +235,8 @@ class Family:
         self, config: Mapping[str, Any], architecture: Architecture, where: Path
     ) -> None:
         """Raises InputError if a class computes something else than our head with these fields."""
-        misfit = architecture.misfit(self._stated(config))
+        # Where a field has no default here, null is a value, such as no activation.
+        misfit = architecture.misfit({**config, **self._stated(config)})
         if misfit:
             raise InputError(f'{where}: {misfit.setting} cannot be read: of the models of '
                              f'{self.class_name(architecture)}, only those with {misfit.wanted} '
@@ -269,6 +270,10 @@ class Family:
     def _read(self, config: Mapping[str, Any], where: Path) -> dict[str, Any]:
         """`model_of` without what only makes sense of several options together."""
         stated = self._stated(config)
+        of_layers = stated.get('per_layer_config')
+        if of_layers:
+            raise InputError(f'{where}: per_layer_config={of_layers!r:.100} cannot be read: all '
+                             'layers must have the fields that the file has for them all')
         for key, value in self.only.items():
             if stated.get(key, value) != value:
                 raise InputError(f'{where}: {key}={stated[key]!r} cannot be read: of {self.name} '

@@ -20,6 +20,8 @@ from bert_jax.foreign.families.rotary_fields import fields_of_rotary, rotary_in
 from bert_jax.runtime.files import Path
 
 _LAYER = 'gte.encoder.layer.{i}'
+# The rotary base where config.json has none, in transformers and in their makers' code.
+_BASE, _BASE_OF_MAKERS = 160_000.0, 10_000.0
 _TABLES = {
     'bert/embeddings/word_embeddings': 'gte.embeddings.word_embeddings.weight',
     'bert/embeddings/token_type_embeddings': 'gte.embeddings.token_type_embeddings.weight',
@@ -30,7 +32,9 @@ _CLASSIFIER = {'classifier': 'classifier'}
 
 def _options_of(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
     """The rotary positions, and the rate of dropout before the classifier."""
-    return {**classifier_dropout(config, where), **rotary_in(_without_ntk(config, where), where)}
+    base = _BASE_OF_MAKERS if config.get('model_type') == 'new' else _BASE
+    fields = _without_ntk({'rope_theta': base, **config}, where)
+    return {**classifier_dropout(config, where), **rotary_in(fields, where)}
 
 
 def _without_ntk(config: Mapping[str, Any], where: Path) -> Mapping[str, Any]:
@@ -95,7 +99,6 @@ GTE = Family(
         'attention_probs_dropout_prob': 0.0,
         'type_vocab_size': 1,
         'max_position_embeddings': 8192,
-        'rope_theta': 160_000.0,
     },
     options_of=_options_of,
     fields_of=fields_of_rotary,

@@ -7,10 +7,12 @@ from bert_jax.foreign.families.bert import DEFAULTS, SPELLINGS, classifier_dropo
 from bert_jax.foreign.families.eurobert import kernels_of_llama
 from bert_jax.foreign.families.family import Architecture, Family
 from bert_jax.foreign.families.roberta import MASKED_LM, SEQUENCE_CLASSIFICATION, TIED
-from bert_jax.foreign.families.rotary_fields import fields_of_rotary, rotary_in
+from bert_jax.foreign.families.rotary_fields import check_head_dim, fields_of_rotary, rotary_in
 from bert_jax.runtime.files import Path
 
 _LAYER = 'roberta.encoder.layers.{i}'
+# The rotary base where config.json has none, in transformers and in their makers' code.
+_BASE, _BASE_OF_MAKERS = 20_000.0, 10_000.0
 _TABLES = {
     'bert/embeddings/word_embeddings': 'roberta.embeddings.word_embeddings.weight',
     'bert/embeddings/token_type_embeddings': 'roberta.embeddings.token_type_embeddings.weight',
@@ -18,10 +20,16 @@ _TABLES = {
 
 
 def _options_of(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
-    """The rotary positions, and the rates of dropout."""
+    """The rotary positions, and the rates of dropout.
+
+    Raises:
+      InputError: the positions turn only some of a head's dims, or are scaled.
+    """
     options = classifier_dropout(config, where)
     options['pooler_dropout'] = options['classifier_dropout']
-    return {**options, **rotary_in(config, where)}
+    check_head_dim(config, where, field='rotary_emb_dim')
+    base = _BASE_OF_MAKERS if config.get('model_type') == 'xlm-roberta' else _BASE
+    return {**options, **rotary_in({'rope_theta': base, **config}, where)}
 
 
 JINA = Family(
@@ -49,13 +57,18 @@ JINA = Family(
     tied=TIED,
     spellings=SPELLINGS,
     options={'positions': 'rotary'},
-    only={'is_decoder': False, 'add_cross_attention': False},
+    # The rotary ones are of their makers' code.
+    only={
+        'is_decoder': False,
+        'add_cross_attention': False,
+        'rotary_emb_interleaved': False,
+        'rotary_emb_scale_base': None,
+    },
     defaults={
         **DEFAULTS,
         'type_vocab_size': 1,
         'layer_norm_eps': 1e-5,
         'max_position_embeddings': 8194,
-        'rope_theta': 20_000.0,
     },
     old_fields={'rotary_emb_base': 'rope_theta'},
     token_ids={'bos_token_id': 'cls_id', 'eos_token_id': 'sep_id'},

@@ -50,8 +50,15 @@ def _options_of(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
     global_every = _global_every(config, where)
     if global_every > 1:
         options['global_every'] = global_every
-        options['local_attention'] = value_in(config, 'local_attention', SIZE, where)
+        options['local_attention'] = _window(config, where)
     return options
+
+
+def _window(config: Mapping[str, Any], where: Path) -> int:
+    """The tokens of a local layer's window, of which `sliding_window`, which counts, is half."""
+    if 'sliding_window' in config:
+        return 2 * int(value_in(config, 'sliding_window', SIZE, where))
+    return int(value_in(config, 'local_attention', SIZE, where))
 
 
 def _global_every(config: Mapping[str, Any], where: Path) -> int:
@@ -94,6 +101,9 @@ def _rotary_base(
     if not isinstance(parameters, dict):
         raise InputError(f'{where}: rope_parameters={parameters!r} does not have an object for '
                          'each kind of layers: download it again')
+    if parameters and not {_GLOBAL, _LOCAL} & parameters.keys():
+        raise InputError(f'{where}: rope_parameters={parameters!r:.100} cannot be read: it must '
+                         f'have an object for {_GLOBAL} and one for {_LOCAL}')
     return base_of(parameters.get(kind, {}), config, where, old_field=old_field)
 
 

@@ -67,6 +67,8 @@ NOMIC_BERT = Family(
         'qkv_proj_bias': False,
         'rotary_emb_fraction': 1.0,
         'rotary_emb_interleaved': False,
+        'rotary_emb_scale_base': None,
+        'rotary_head_dim': False,
         'rotary_scaling_factor': None,
         'use_rms_norm': False,
     },

@@ -52,22 +52,28 @@ def base_of(
     if not isinstance(parameters, dict):
         raise InputError(f'{where}: {field} has {parameters!r} where an object belongs: '
                          'download it again')
-    for key, readable in ((_key_of_type(parameters), 'default'), ('partial_rotary_factor', 1.0)):
-        value = parameters.get(key, readable)
+    fraction = 'partial_rotary_factor'
+    for place, fields, key, readable in (
+            (f'{field}: ', parameters, _key_of_type(parameters), 'default'),
+            (f'{field}: ', parameters, fraction, 1.0),
+            ('', config, fraction, 1.0)):
+        value = fields.get(key, readable)
         if value != readable:
-            raise InputError(f'{where}: {field}: {key}={value!r} cannot be read: only models with '
+            raise InputError(f'{where}: {place}{key}={value!r} cannot be read: only models with '
                              f'{readable!r} can')
     if 'rope_theta' in parameters:
         return float(value_in(parameters, 'rope_theta', BASE, where))
     return float(value_in(config, old_field, BASE, where))
 
 
-def check_head_dim(config: Mapping[str, Any], where: Path) -> None:
-    """Raises InputError if heads have another size than `hidden_size` divided by their number."""
-    head_dim = config.get('head_dim')
+def check_head_dim(
+    config: Mapping[str, Any], where: Path, *, field: str = 'head_dim'
+) -> None:
+    """Raises InputError if a field is not `hidden_size` divided by the number of heads."""
+    head_dim = config.get(field)
     heads = config['num_attention_heads']
     if head_dim is not None and head_dim * heads != config['hidden_size']:
-        raise InputError(f'{where}: head_dim={head_dim!r} cannot be read: only models with '
+        raise InputError(f'{where}: {field}={head_dim!r} cannot be read: only models with '
                          f"hidden_size={config['hidden_size']} / num_attention_heads={heads} can")
 
 
