@@ -85,8 +85,8 @@ class ProjectedMeans(nn.Module):
         self.projection = Dense(
             self.config, (self.config.hidden_size,), (self.num_outputs,), ('embed',), (None,))
 
-    def __call__(self, batch: base.Batch, rows_Bx2: base.Keys = None) -> jax.Array:
-        x_RxSxH = base.encode(self.bert, None, batch, rows_Bx2)
+    def __call__(self, batch: base.Batch, dropout_keys_Bx2: base.Keys = None) -> jax.Array:
+        x_RxSxH = base.encode(self.bert, None, batch, dropout_keys_Bx2)
         return self.projection.logits(base.mean_vectors(x_RxSxH, batch))
 
 
@@ -152,13 +152,13 @@ def distilled_pretraining(teacher):
     class DistilledPretraining(Pretraining):
         """Cross-entropy with the teacher's masked-LM probabilities; no next-sentence loss."""
 
-        def loss(self, params, batch, totals, rows_Bx2):
-            loss, sums = super().loss(params, batch, totals, rows_Bx2)
-            if rows_Bx2 is None:  # evaluation
+        def loss(self, params, batch, totals, dropout_keys_Bx2):
+            loss, sums = super().loss(params, batch, totals, dropout_keys_Bx2)
+            if dropout_keys_Bx2 is None:  # evaluation
                 return loss, sums
             of_teacher = Pretraining(dataclasses.replace(
                 large().config, layout=self.config.layout, attention=self.config.attention))
-            log_p = log_probabilities(self, params, batch, rows_Bx2)
+            log_p = log_probabilities(self, params, batch, dropout_keys_Bx2)
             teacher_log_p = log_probabilities(of_teacher, large().params, batch)
             losses_BxP = -jnp.sum(jnp.exp(teacher_log_p) * log_p, axis=-1)
             return jnp.sum(losses_BxP * batch['masked_lm_weights']) / totals['masked'], sums
@@ -169,9 +169,9 @@ def distilled_pretraining(teacher):
     return DistilledPretraining
 
 
-def log_probabilities(head, params, batch, rows_Bx2=None):
+def log_probabilities(head, params, batch, dropout_keys_Bx2=None):
     """The masked LM's log-probabilities [B, P, V] of a head."""
-    output = head.outputs(params, batch, rows_Bx2)['mlm_output']
+    output = head.outputs(params, batch, dropout_keys_Bx2)['mlm_output']
     return jax.nn.log_softmax(masked_lm_logits(output))
 
 

@@ -67,14 +67,15 @@ class Generator(nn.Module):
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, embedded_BxSxE, batch, rows_Bx2):
+    def __call__(self, embedded_BxSxE, batch, dropout_keys_Bx2):
         config = self.config
         project = Dense(
             config, (config.embedding_size,), (config.hidden_size,), (None,), ('embed',),
             name='embeddings_project')
         encode = Encoder(config, name='encoder')
         layers = encode(
-            project(embedded_BxSxE), batch['sequence_ids'], rows_Bx2, batch['masked_lm_positions'])
+            project(embedded_BxSxE), batch['sequence_ids'], dropout_keys_Bx2,
+            batch['masked_lm_positions'])
         return Predictions(config, name='predictions')(layers[-1])
 
 
@@ -89,26 +90,26 @@ class Electra(nn.Module):
         self.discriminator_predictions = DiscriminatorPredictions(self.config)
         self.generator = Generator(generator_config(self.config, self.generator_share))
 
-    def generate(self, batch, rows_Bx2=None):
+    def generate(self, batch, dropout_keys_Bx2=None):
         """The generator's `output` for `masked_lm_logits`: hidden [B, P, E], table [V, E], bias."""
-        rows_Bx2 = drop.rows_of_another(rows_Bx2, 1)
+        dropout_keys_Bx2 = drop.keys_of_further_model(dropout_keys_Bx2, 1)
         embeddings = self.bert.embeddings
         embedded_BxSxE = embeddings(
-            batch['input_ids'], batch['segment_ids'], rows_Bx2, batch.get('position_ids'))
-        hidden_BxPxE, bias_V = self.generator(embedded_BxSxE, batch, rows_Bx2)
+            batch['input_ids'], batch['segment_ids'], dropout_keys_Bx2, batch.get('position_ids'))
+        hidden_BxPxE, bias_V = self.generator(embedded_BxSxE, batch, dropout_keys_Bx2)
         table_VxE = self.config.layout(embeddings.word_embeddings, 'vocab', None)
         return hidden_BxPxE, table_VxE, bias_V
 
-    def discriminate(self, batch, rows_Bx2=None):
+    def discriminate(self, batch, dropout_keys_Bx2=None):
         """A logit [B, S] for each token, above 0 if it was replaced."""
-        x_BxSxH = self.bert(*base.inputs_of(batch, rows_Bx2))['sequence_output']
+        x_BxSxH = self.bert(*base.inputs_of(batch, dropout_keys_Bx2))['sequence_output']
         return self.discriminator_predictions(x_BxSxH)
 
-    def __call__(self, batch, rows_Bx2=None):
-        return self.generate(batch, rows_Bx2), self.discriminate(batch, rows_Bx2)
+    def __call__(self, batch, dropout_keys_Bx2=None):
+        return self.generate(batch, dropout_keys_Bx2), self.discriminate(batch, dropout_keys_Bx2)
 
 
-def drawn_words(output, rows_Bx2, chunks):
+def drawn_words(output, dropout_keys_Bx2, chunks):
     """Words [B, P] drawn from the generator's softmax, in `chunks` parts of the slots."""
     hidden_BxPxE, table_VxE, bias_V = jax.lax.stop_gradient(output)
 
@@ -116,7 +117,7 @@ def drawn_words(output, rows_Bx2, chunks):
         hidden_BxMxE, slots_BxM = part
         logits_BxMxV = masked_lm_logits((hidden_BxMxE, table_VxE, bias_V))
         noise_BxMxV = drop.gumbel(
-            rows_Bx2, logits_BxMxV.shape[1:], drop.HEAD, lines_BxL=slots_BxM)
+            dropout_keys_Bx2, logits_BxMxV.shape[1:], drop.HEAD, lines_BxL=slots_BxM)
         return jnp.argmax(logits_BxMxV + noise_BxMxV, axis=-1)
 
     num_rows, num_slots = hidden_BxPxE.shape[:2]
@@ -156,21 +157,23 @@ class ElectraPretraining(ReplacedTokens):
             'masked': jnp.maximum(jnp.sum(batch['masked_lm_weights']), 1.0),
             'tokens': jnp.maximum(num_tokens, 1.0)}
 
-    def loss(self, params, batch, totals, rows_Bx2):
+    def loss(self, params, batch, totals, dropout_keys_Bx2):
         tree = {'params': params}
         weights_BxP = batch['masked_lm_weights']
         chunks = chunks_of_slots(self.config, weights_BxP)
-        output = self.module.apply(tree, batch, rows_Bx2, method='generate')
+        output = self.module.apply(tree, batch, dropout_keys_Bx2, method='generate')
         words = masked_lm_loss(
             output, batch['masked_lm_ids'], weights_BxP, chunks, self.config.layout)
         original_BxS = unmasked_ids(batch)
         # An evaluation has no dropout keys: its draws follow from the rows.
-        draw_rows = drop.rows_of(original_BxS) if rows_Bx2 is None else rows_Bx2
-        replaced_BxS = with_words(batch, drawn_words(output, draw_rows, chunks))
+        keys_Bx2 = dropout_keys_Bx2
+        if keys_Bx2 is None:
+            keys_Bx2 = drop.keys_from_content(original_BxS)
+        replaced_BxS = with_words(batch, drawn_words(output, keys_Bx2, chunks))
         # A word that is drawn in its own place is not replaced.
         labels_BxS = replaced_BxS != original_BxS
         logits_BxS = self.module.apply(
-            tree, {**batch, 'input_ids': replaced_BxS}, rows_Bx2, method='discriminate')
+            tree, {**batch, 'input_ids': replaced_BxS}, dropout_keys_Bx2, method='discriminate')
         sums = {
             'mlm_loss': words.loss, 'mlm_correct': words.correct,
             'mlm_count': jnp.sum(weights_BxP), 'rows': jnp.sum(batch['example_weights']),

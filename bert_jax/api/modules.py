@@ -17,7 +17,7 @@ from bert_jax.heads import HEADS
 from bert_jax.heads.base import Batch, Head, Keys, Outputs, Params, inputs_of
 from bert_jax.heads.masked_lm_loss import masked_lm_logits
 from bert_jax.heads.pretraining import PretrainingHeads
-from bert_jax.kernels.dropout import dropout_rows
+from bert_jax.kernels.dropout import dropout_keys
 from bert_jax.model.attention import gather_positions
 from bert_jax.model.encoder import Bert, kept_probabilities
 from bert_jax.model.layers import ModelConfig
@@ -72,11 +72,11 @@ class EncoderAlone(nn.Module):
         self.bert = Bert(self.config, self.pooled)
 
     def __call__(
-        self, batch: Batch, rows_Bx2: Keys = None, encoded: Outputs | None = None
+        self, batch: Batch, dropout_keys_Bx2: Keys = None, encoded: Outputs | None = None
     ) -> dict[str, jax.Array]:
         """`last_hidden_state` [B, S, H] and, with a pooler, `pooler_output` [B, K, H]."""
         if encoded is None:
-            encoded = self.bert(*inputs_of(batch, rows_Bx2), batch['cls_positions'])
+            encoded = self.bert(*inputs_of(batch, dropout_keys_Bx2), batch['cls_positions'])
         outputs = {'last_hidden_state': encoded['sequence_output']}
         if self.pooled:
             outputs['pooler_output'] = encoded['pooled_output']
@@ -98,11 +98,11 @@ class EncoderForPretraining(nn.Module):
         self.cls = PretrainingHeads(self.config)
 
     def __call__(
-        self, batch: Batch, rows_Bx2: Keys = None, encoded: Outputs | None = None
+        self, batch: Batch, dropout_keys_Bx2: Keys = None, encoded: Outputs | None = None
     ) -> dict[str, jax.Array]:
         """Logits of words [B, S, V], or [B, P, V] at `masked_lm_positions`, and pairs [B, K, 2]."""
         if encoded is None:
-            encoded = self.bert(*inputs_of(batch, rows_Bx2), batch['cls_positions'])
+            encoded = self.bert(*inputs_of(batch, dropout_keys_Bx2), batch['cls_positions'])
         outputs = {}
         if self.has.words:
             outputs[self.has.words] = self._words(batch, encoded['sequence_output'])
@@ -147,10 +147,10 @@ class DeclaredModule(nn.Module):
         return _head(self.config, self.head, self.num_labels).module
 
     def __call__(
-        self, batch: Batch, rows_Bx2: Keys = None, encoded: Outputs | None = None
+        self, batch: Batch, dropout_keys_Bx2: Keys = None, encoded: Outputs | None = None
     ) -> dict[str, jax.Array]:
         """Outputs by transformers' names, those of texts [B, K, ...]."""
-        found = self.model(batch, rows_Bx2, encoded)
+        found = self.model(batch, dropout_keys_Bx2, encoded)
         if self.head == ENCODER or self.head in _PRETRAINED:
             return dict(found)
         return _head(self.config, self.head, self.num_labels).named(found)
@@ -246,16 +246,16 @@ class BertModule(nn.Module):
             input_ids, attention_mask, token_type_ids, position_ids, cls_positions)
         if masked_lm_positions is not None:
             batch['masked_lm_positions'] = jnp.asarray(masked_lm_positions)
-        rows_Bx2 = self._dropout_rows(len(batch['input_ids']), deterministic, dropout_at)
+        dropout_keys_Bx2 = self._dropout_keys(len(batch['input_ids']), deterministic, dropout_at)
         states: dict[str, Any] = {}
         encoded = None
         if output_hidden_states or output_attentions:
             if self.is_initializing():
-                self.model(batch, rows_Bx2, None)  # makes the parameters
-            encoded, states = self._encode_everywhere(batch, rows_Bx2, output_attentions)
+                self.model(batch, dropout_keys_Bx2, None)  # makes the parameters
+            encoded, states = self._encode_everywhere(batch, dropout_keys_Bx2, output_attentions)
             if not output_hidden_states:
                 del states['hidden_states']
-        found = self.model(batch, rows_Bx2, encoded)
+        found = self.model(batch, dropout_keys_Bx2, encoded)
         outputs = {}
         for name, x in found.items():
             one_text_a_row = cls_positions is None and self._is_of_texts(name)
@@ -281,7 +281,7 @@ class BertModule(nn.Module):
             raise InputError(f'masked_lm_positions is given, and head={self.head!r} predicts no '
                              'words: leave it out, or take masked_lm or pretraining')
 
-    def _dropout_rows(self, num_rows: int, deterministic: bool, dropout_at: Any) -> Keys:
+    def _dropout_keys(self, num_rows: int, deterministic: bool, dropout_at: Any) -> Keys:
         """Keys of dropout [B, 2], or None."""
         if dropout_at is not None:
             seed, step = dropout_at
@@ -289,10 +289,10 @@ class BertModule(nn.Module):
             return None
         else:
             seed, step = jax.random.bits(self.make_rng('dropout'), (2,))
-        return dropout_rows(seed, step, jnp.arange(num_rows))
+        return dropout_keys(seed, step, jnp.arange(num_rows))
 
     def _encode_everywhere(
-        self, batch: Batch, rows_Bx2: Keys, output_attentions: bool
+        self, batch: Batch, dropout_keys_Bx2: Keys, output_attentions: bool
     ) -> tuple[Outputs, dict[str, Any]]:
         """(What `Bert` returns at all positions, the states that a user asked for).
 
@@ -310,7 +310,8 @@ class BertModule(nn.Module):
         encoder = Bert(config, pooled='pooler' in params or not config.pooler, parent=None)
         kept: Any = ['intermediates'] if output_attentions else False
         found: Any = encoder.apply(
-            {'params': params}, *inputs_of(batch, rows_Bx2), batch['cls_positions'], mutable=kept)
+            {'params': params}, *inputs_of(batch, dropout_keys_Bx2), batch['cls_positions'],
+            mutable=kept)
         encoded, probabilities = found if output_attentions else (found, {})
         states = {'hidden_states': (encoded['embedding_output'], *encoded['layers'])}
         if output_attentions:

@@ -1,7 +1,7 @@
 """The base class of all heads: declaration and training on packed rows.
 
     B, R: rows, S: row length, H: hidden_size, K: sequences or examples a row, L: labels,
-    N: examples of the global batch; rows_Bx2: the dropout keys of each row
+    N: examples of the global batch
 """
 
 import dataclasses
@@ -134,12 +134,14 @@ class Head:
         """The outputs by name, from the last layer's logits."""
         return {'logits': logits}
 
-    def outputs(self, params: Params, batch: Batch, rows_Bx2: Keys = None) -> dict[str, Any]:
+    def outputs(
+        self, params: Params, batch: Batch, dropout_keys_Bx2: Keys = None
+    ) -> dict[str, Any]:
         """Logits of a packed batch by name, [R, K, ...] for examples or [R, S, ...] for tokens.
 
         An ensemble averages them. For pre-training see `BertForPreTraining`.
         """
-        logits: Any = self.module.apply({'params': params}, batch, rows_Bx2)
+        logits: Any = self.module.apply({'params': params}, batch, dropout_keys_Bx2)
         return self.named(logits)
 
     def totals(self, batch: Batch) -> Sums:
@@ -147,7 +149,7 @@ class Head:
         return {'units': jnp.maximum(jnp.sum(batch[self.weights]), 1.0)}
 
     def loss(
-        self, params: Params, batch: Batch, totals: Sums, rows_Bx2: Keys
+        self, params: Params, batch: Batch, totals: Sums, dropout_keys_Bx2: Keys
     ) -> tuple[jax.Array, Sums]:
         """The batch's share of the loss, a scalar float32, and metric sums.
 
@@ -155,11 +157,11 @@ class Head:
           params: unboxed parameters.
           batch: features [B, ...], perhaps only a part of the global batch.
           totals: divisors of the global batch, from `totals`.
-          rows_Bx2: dropout keys, from which a loss may also draw at random
+          dropout_keys_Bx2: dropout keys, from which a loss may also draw at random
             (`kernels.dropout.uniform` and `gumbel`); None in an evaluation, where
-            `kernels.dropout.rows_of` gives keys.
+            `kernels.dropout.keys_from_content` gives keys.
         """
-        return self.loss_of(self.outputs(params, batch, rows_Bx2), batch, totals)
+        return self.loss_of(self.outputs(params, batch, dropout_keys_Bx2), batch, totals)
 
     def loss_of(self, outputs: Outputs, batch: Batch, totals: Sums) -> tuple[jax.Array, Sums]:
         """The loss of `outputs`; see `loss`."""
@@ -297,10 +299,10 @@ def among_examples(scores_NxM: jax.Array, batch: Batch) -> jax.Array:
 
 
 def inputs_of(
-    batch: Batch, rows_Bx2: Keys
+    batch: Batch, dropout_keys_Bx2: Keys
 ) -> tuple[jax.Array, jax.Array, jax.Array, Keys, jax.Array | None]:
     """The encoder's arguments; plain rows have no position ids."""
-    return (batch['input_ids'], batch['sequence_ids'], batch['segment_ids'], rows_Bx2,
+    return (batch['input_ids'], batch['sequence_ids'], batch['segment_ids'], dropout_keys_Bx2,
             batch.get('position_ids'))
 
 
@@ -310,7 +312,7 @@ def mean_vectors(x_RxSxH: jax.Array, batch: Batch) -> jax.Array:
 
 
 def encode(
-    bert: Bert, bilstm: BiLstm | None, batch: Batch, rows_Bx2: Keys,
+    bert: Bert, bilstm: BiLstm | None, batch: Batch, dropout_keys_Bx2: Keys,
     encoded: Outputs | None = None,
 ) -> jax.Array:
     """Hidden states [B, S, H] of all tokens, from the BiLSTM if there is one.
@@ -318,12 +320,12 @@ def encode(
     Args:
       bert, bilstm: of the model.
       batch: its features.
-      rows_Bx2: dropout keys, or None.
+      dropout_keys_Bx2: dropout keys, or None.
       encoded: what `bert` returned for all positions of the batch; None: it is computed here.
     """
     outputs = encoded
     if outputs is None:
-        outputs = bert(*inputs_of(batch, rows_Bx2), batch.get('cls_positions'))
+        outputs = bert(*inputs_of(batch, dropout_keys_Bx2), batch.get('cls_positions'))
     x_BxSxH: jax.Array = outputs['sequence_output']
     if bilstm is None:
         return x_BxSxH

@@ -6,7 +6,7 @@ pools the last token, which alone attends to all others, and with `bilstm` the f
 directions of the BiLSTM are pooled.
 
     B, R: rows, S: row length, H: hidden_size, K: sequences or examples a row, L: labels,
-    C: choices an example, W: windows, n: texts; rows_Bx2: the dropout keys of each row
+    C: choices an example, W: windows, n: texts
 """
 
 import dataclasses
@@ -58,36 +58,36 @@ class BertForSequenceClassification(nn.Module):
             self.config, (self.config.hidden_size,), (self.num_labels,), ('embed',), (None,))
 
     def __call__(
-        self, batch: Batch, rows_Bx2: Keys = None, encoded: Outputs | None = None
+        self, batch: Batch, dropout_keys_Bx2: Keys = None, encoded: Outputs | None = None
     ) -> jax.Array:
         """See the class; `encoded` is as for `base.encode`."""
         if encoded is None:
-            pooled_BxKxH = self._pooled(batch, rows_Bx2)
+            pooled_BxKxH = self._pooled(batch, dropout_keys_Bx2)
         else:
             pooled_BxKxH = encoded['pooled_output']
         pooled_BxKxH = drop.dropout(
-            pooled_BxKxH, self.config.classifier_dropout, rows_Bx2, drop.CLASSIFIER)
+            pooled_BxKxH, self.config.classifier_dropout, dropout_keys_Bx2, drop.CLASSIFIER)
         return self.classifier.logits(pooled_BxKxH)
 
-    def _pooled(self, batch: Batch, rows_Bx2: Keys) -> jax.Array:
+    def _pooled(self, batch: Batch, dropout_keys_Bx2: Keys) -> jax.Array:
         """The pooled vector [B, K, H] of each sequence."""
         first_BxK = batch['cls_positions']
         last_BxK = last_tokens(batch['sequence_ids'], first_BxK.shape[1])
         if self.bilstm is None and self.config.pooling != 'cls':
-            outputs = self.bert(*base.inputs_of(batch, rows_Bx2), first_BxK)
+            outputs = self.bert(*base.inputs_of(batch, dropout_keys_Bx2), first_BxK)
             return outputs['pooled_output']
         if self.bilstm is None:
             cls_query_index_BxK = jnp.broadcast_to(jnp.arange(first_BxK.shape[1]), first_BxK.shape)
             pooled_positions_BxK = last_BxK if self.config.causal else first_BxK
-            inputs = base.inputs_of(batch, rows_Bx2)
+            inputs = base.inputs_of(batch, dropout_keys_Bx2)
             outputs = self.bert(*inputs, cls_query_index_BxK, pooled_positions_BxK)
             return outputs['pooled_output']
-        x_BxSxH = base.encode(self.bert, self.bilstm, batch, rows_Bx2)
+        x_BxSxH = base.encode(self.bert, self.bilstm, batch, dropout_keys_Bx2)
         forward_BxSxU, backward_BxSxU = jnp.split(x_BxSxH, 2, axis=-1)
         forward_BxKxU = gather_positions(forward_BxSxU, last_BxK)
         backward_BxKxU = gather_positions(backward_BxSxU, first_BxK)
         final_BxKxH = jnp.concatenate([forward_BxKxU, backward_BxKxU], axis=-1)
-        return self.bert.pooler(final_BxKxH, rows_Bx2)
+        return self.bert.pooler(final_BxKxH, dropout_keys_Bx2)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -297,6 +297,8 @@ class MultipleChoice(Classification):
     def module(self) -> nn.Module:
         return BertForSequenceClassification(self.config, 1)
 
-    def outputs(self, params: Params, batch: Batch, rows_Bx2: Keys = None) -> dict[str, Any]:
-        logits = super().outputs(params, batch, rows_Bx2)['logits']
+    def outputs(
+        self, params: Params, batch: Batch, dropout_keys_Bx2: Keys = None
+    ) -> dict[str, Any]:
+        logits = super().outputs(params, batch, dropout_keys_Bx2)['logits']
         return {'logits': logits.reshape(logits.shape[0], -1, self.num_outputs)}

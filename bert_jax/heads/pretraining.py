@@ -1,7 +1,7 @@
 """The pre-training heads: masked LM and next sentence (paper section 3.1).
 
     B: batch rows, S: sequence, P: masked positions a row, K: sequences a row, H: hidden_size,
-    E: columns of the embedding tables, V: padded vocabulary; rows_Bx2: the dropout keys of each row
+    E: columns of the embedding tables, V: padded vocabulary
 """
 
 import dataclasses
@@ -145,13 +145,13 @@ class BertForPreTraining(nn.Module):
         self.bert = Bert(self.config)
         self.cls = PretrainingHeads(self.config)
 
-    def __call__(self, batch: Batch, rows_Bx2: Keys = None) -> dict[str, Any]:
+    def __call__(self, batch: Batch, dropout_keys_Bx2: Keys = None) -> dict[str, Any]:
         if self.config.causal:
-            inputs = base.inputs_of(batch, rows_Bx2)
+            inputs = base.inputs_of(batch, dropout_keys_Bx2)
             outputs = self.bert(*inputs, batch.get('cls_positions'))
             masked_BxPxH = outputs['sequence_output']
         else:
-            outputs, masked_BxPxH = self._encode_where_needed(batch, rows_Bx2)
+            outputs, masked_BxPxH = self._encode_where_needed(batch, dropout_keys_Bx2)
         hidden_BxPxE, bias_V = self.cls.predictions(masked_BxPxH)
         table_VxE = self.cls.predictions.output_table(self.bert.embeddings.word_embeddings)
         table_VxE = self.config.layout(table_VxE, 'vocab', None)
@@ -161,7 +161,7 @@ class BertForPreTraining(nn.Module):
         }
 
     def _encode_where_needed(
-        self, batch: Batch, rows_Bx2: Keys
+        self, batch: Batch, dropout_keys_Bx2: Keys
     ) -> tuple[dict[str, Any], jax.Array]:
         """The outputs of `Bert` at [CLS] and then at masked positions; those at the latter."""
         if 'cls_positions' in batch:
@@ -171,7 +171,7 @@ class BertForPreTraining(nn.Module):
             cls_BxK = jnp.zeros((len(batch['input_ids']), 1), jnp.int32)
             cls_query_index_BxK = None
         wanted_BxP = jnp.concatenate([cls_BxK, batch['masked_lm_positions']], axis=1)
-        inputs = base.inputs_of(batch, rows_Bx2)
+        inputs = base.inputs_of(batch, dropout_keys_Bx2)
         outputs = self.bert(*inputs, cls_query_index_BxK, wanted_BxP)
         return outputs, outputs['sequence_output'][:, cls_BxK.shape[1]:]
 
@@ -263,16 +263,18 @@ class Pretraining(Head):
             'rows': jnp.maximum(jnp.sum(batch['example_weights']), 1.0),
         }
 
-    def outputs(self, params: Params, batch: Batch, rows_Bx2: Keys = None) -> dict[str, Any]:
+    def outputs(
+        self, params: Params, batch: Batch, dropout_keys_Bx2: Keys = None
+    ) -> dict[str, Any]:
         head, batch = self.for_batch(batch)
-        outputs: Any = head.module.apply({'params': params}, batch, rows_Bx2)
+        outputs: Any = head.module.apply({'params': params}, batch, dropout_keys_Bx2)
         return outputs
 
     def loss(
-        self, params: Params, batch: Batch, totals: Sums, rows_Bx2: Keys
+        self, params: Params, batch: Batch, totals: Sums, dropout_keys_Bx2: Keys
     ) -> tuple[jax.Array, Sums]:
         head, batch = self.for_batch(batch)
-        outputs: Any = head.module.apply({'params': params}, batch, rows_Bx2)
+        outputs: Any = head.module.apply({'params': params}, batch, dropout_keys_Bx2)
         name = 'lm' if head.config.causal else 'mlm'
         words = head._word_sums(outputs, batch)
         sums = {f'{name}_{field}': value for field, value in words._asdict().items()}

@@ -1,6 +1,6 @@
 """The head of ELECTRA's discriminator (Clark et al., 2020): which tokens were replaced.
 
-    B: batch rows, S: row length, H: hidden_size; rows_Bx2: the dropout keys of each row
+    B: batch rows, S: row length, H: hidden_size
 """
 
 import dataclasses
@@ -47,10 +47,10 @@ class BertForReplacedTokens(nn.Module):
         self.discriminator_predictions = DiscriminatorPredictions(self.config)
 
     def __call__(
-        self, batch: Batch, rows_Bx2: Keys = None, encoded: Outputs | None = None
+        self, batch: Batch, dropout_keys_Bx2: Keys = None, encoded: Outputs | None = None
     ) -> jax.Array:
         """See the class; `encoded` is as for `base.encode`."""
-        x_BxSxH = base.encode(self.bert, None, batch, rows_Bx2, encoded)
+        x_BxSxH = base.encode(self.bert, None, batch, dropout_keys_Bx2, encoded)
         return self.discriminator_predictions(x_BxSxH)
 
 

@@ -8,7 +8,7 @@ Kusupati et al., 2022). What they train is an encoder without a head.
 
     R: rows, S: row length, K: units a row, N: units of the global batch, T: texts a unit, of which
     the first is the query and the second its document, H: columns, Q: some of the units,
-    C: candidates a unit, which are its texts but the first; rows_Bx2: the dropout keys of each row
+    C: candidates a unit, which are its texts but the first
 """
 
 import dataclasses
@@ -43,13 +43,16 @@ class TextVectors(nn.Module):
     learn_temperature: bool
 
     @nn.compact
-    def __call__(self, batch: base.Batch, rows_Bx2: base.Keys = None) -> dict[str, jax.Array]:
+    def __call__(
+        self, batch: base.Batch, dropout_keys_Bx2: base.Keys = None
+    ) -> dict[str, jax.Array]:
         bert = Bert(self.config, pooled=False, name='bert')
         if self.pool == 'cls':  # the last layer is computed at [CLS] alone
-            encoded = bert(*base.inputs_of(batch, rows_Bx2), wanted_BxP=batch['cls_positions'])
+            inputs = base.inputs_of(batch, dropout_keys_Bx2)
+            encoded = bert(*inputs, wanted_BxP=batch['cls_positions'])
             vectors = encoded['sequence_output'].astype(jnp.float32)
         else:
-            vectors = base.mean_vectors(base.encode(bert, None, batch, rows_Bx2), batch)
+            vectors = base.mean_vectors(base.encode(bert, None, batch, dropout_keys_Bx2), batch)
         outputs = {'logits': vectors}
         if self.learn_temperature:
             initial = nn.initializers.constant(-math.log(self.temperature))

@@ -3,7 +3,7 @@
 Sections 4.2 and 5.3 of the paper.
 
     B, R: rows, S: row length, H: hidden_size, F: features, U: units of one direction, L: labels,
-    K: examples (windows) a row; rows_Bx2: the dropout keys of each row
+    K: examples (windows) a row
 """
 
 import dataclasses
@@ -63,16 +63,16 @@ class BertForTokens(nn.Module):
                 self.config, (self.config.hidden_size,), (self.num_outputs,), ('embed',), (None,))
 
     def __call__(
-        self, batch: Batch, rows_Bx2: Keys = None, encoded: Outputs | None = None
+        self, batch: Batch, dropout_keys_Bx2: Keys = None, encoded: Outputs | None = None
     ) -> jax.Array:
         """See the class; `encoded` is as for `base.encode`."""
-        x_BxSxH = base.encode(self.bert, self.bilstm, batch, rows_Bx2, encoded)
+        x_BxSxH = base.encode(self.bert, self.bilstm, batch, dropout_keys_Bx2, encoded)
         if self.span and not self.config.pools_tokens:
             return self.cls.squad.logits(x_BxSxH)  # without dropout, as in run_squad.py
         if self.config.pools_tokens:
-            x_BxSxH = self.bert.pooler(x_BxSxH, rows_Bx2)
+            x_BxSxH = self.bert.pooler(x_BxSxH, dropout_keys_Bx2)
         x_BxSxH = drop.dropout(
-            x_BxSxH, self.config.classifier_dropout, rows_Bx2, drop.CLASSIFIER)
+            x_BxSxH, self.config.classifier_dropout, dropout_keys_Bx2, drop.CLASSIFIER)
         last = self.cls.squad if self.span else self.classifier
         return last.logits(x_BxSxH)
 
@@ -163,14 +163,14 @@ class BertFeatureTagger(nn.Module):
         self.classifier = Dense(
             self.config, (2 * self.units,), (self.num_labels,), (None,), (None,))
 
-    def __call__(self, batch: Batch, rows_Bx2: Keys = None) -> jax.Array:
+    def __call__(self, batch: Batch, dropout_keys_Bx2: Keys = None) -> jax.Array:
         frozen = lax.stop_gradient(self.bert(*base.inputs_of(batch, None)))
         x = self.features(frozen)
         rate = self.config.classifier_dropout
         for i, layer in enumerate(self.bilstm):
-            x = drop.dropout(x, rate, rows_Bx2, drop.CLASSIFIER, i)
+            x = drop.dropout(x, rate, dropout_keys_Bx2, drop.CLASSIFIER, i)
             x = layer(x, batch['sequence_ids'])
-        x = drop.dropout(x, rate, rows_Bx2, drop.CLASSIFIER, len(self.bilstm))
+        x = drop.dropout(x, rate, dropout_keys_Bx2, drop.CLASSIFIER, len(self.bilstm))
         return self.classifier.logits(x)
 
 

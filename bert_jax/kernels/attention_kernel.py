@@ -28,7 +28,7 @@ def kernel_attention(
     qkv_BxSx3xNxD: jax.Array,
     bias_3xNxD: jax.Array,
     segments_BxS: jax.Array,
-    rows_Bx2: jax.Array | None,
+    dropout_keys_Bx2: jax.Array | None,
     layer: jax.Array | int,
     *,
     settings: Settings,
@@ -43,13 +43,13 @@ def kernel_attention(
       bias_3xNxD: their bias, float32.
       segments_BxS: number of the sequence that each token belongs to; 0 is padding. A token
         attends to the tokens with its own number.
-      rows_Bx2: keys from `dropout_rows`, or None: no dropout, whatever the settings.
+      dropout_keys_Bx2: keys from `dropout_keys`, or None: no dropout, whatever the settings.
       layer: index of the encoder layer; may be traced.
       settings: of the kernels.
       mesh: rows and heads are split over its axes if it has more than one device.
     """
     length, _, num_heads, _ = qkv_BxSx3xNxD.shape[1:]
-    if rows_Bx2 is None:
+    if dropout_keys_Bx2 is None:
         settings = settings._replace(rate=0.0)
     if settings.reach >= length - 1:  # every token sees all others
         settings = settings._replace(reach=0)
@@ -57,7 +57,7 @@ def kernel_attention(
     lines_BxNxS = None
     if settings.rate:
         column_BxS, line_BxS, head_BxN = drop.places(
-            rows_Bx2, (length, length, num_heads), drop.ATTENTION_PROBS, layer)
+            dropout_keys_Bx2, (length, length, num_heads), drop.ATTENTION_PROBS, layer)
         marks.append(column_BxS)
         lines_BxNxS = head_BxN[:, :, None] ^ line_BxS[:, None]
     attend: Callable[..., jax.Array]

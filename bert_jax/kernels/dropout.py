@@ -4,16 +4,16 @@ They are computed where they are used; there is no generator state and no stored
 not depend on the mesh, rematerialisation, gradient accumulation or restarts, and XLA fuses their
 computation into neighbouring operations.
 
-The indices along each dim are hashed thoroughly, once. An element combines the hashes of its
-indices (`places`) and mixes the result with one multiplication (`kept`), so its bits cost only
-four operations. Tests find no correlation between pairs of elements, nor among the four corners of
-a rectangle.
+The indices along each dim are hashed thoroughly, once (`index_hashes`). The hash of an element
+combines those of its indices, and is mixed with one multiplication (`kept`), so the bits of an
+element cost only four operations. Tests find no correlation between pairs of elements, nor among
+the four corners of a rectangle.
 
-A head whose loss is random draws in the same way: `uniform` and `gumbel` from the dropout keys that
-`Head.loss` receives, at the site `HEAD`. In an evaluation, where it receives none, `rows_of` gives
-keys.
+A head whose loss is random draws in the same way: `uniform` and `gumbel` make numbers from the
+dropout keys that `Head.loss` receives, at the site `HEAD`. In an evaluation it receives no keys,
+and takes those of `keys_from_content`.
 
-    B: batch rows, L: lines (the last dim but one); rows_Bx2: the dropout keys of each row
+    B: batch rows, L: lines of an array, which are its last dim but one
 """
 
 import functools
@@ -32,17 +32,17 @@ _LAYER_MULTIPLIER = 0xAC4C1B51
 _SITE_MULTIPLIER = 0x632BE5AB
 # 1 - 2^18 - 2^20 + 2^24 + 2^27 + 2^29 - 2^31, modulo 2^32. A TPU v4 multiplies by shifts and
 # additions; a search found no fewer terms that keep the corners of rectangles independent.
-_PLACE_MULTIPLIER = 0xA8EC0001
+_ELEMENT_MULTIPLIER = 0xA8EC0001
 
-# The sites of dropout in the model, and that of a head's own draws; each has its own masks.
+# Where in the model dropout is applied, and the site of a head's own draws; each has its own masks.
 EMBEDDINGS, ATTENTION_PROBS, ATTENTION_OUTPUT, FFN_OUTPUT, CLASSIFIER, HEAD, POOLER = range(7)
-# Those of the inputs of adapters, by what they stand beside.
+# Dropout on the inputs of adapters, by the dense layers that these are added to.
 QKV_ADAPTER, ATTENTION_OUTPUT_ADAPTER, INTERMEDIATE_ADAPTER, FFN_OUTPUT_ADAPTER = range(7, 11)
-_UNIFORM_BITS = 23  # a float32 has 24: one is left for the half that keeps draws off 0 and 1
+_UNIFORM_BITS = 23  # a float32 has 24: the last is for the 0.5 that keeps draws off 0 and 1
 
 
-def dropout_rows(seed: jax.Array | int, step: jax.Array | int, rows_B: jax.Array) -> jax.Array:
-    """Keys [B, 2] uint32 for `dropout`, one pair for each row.
+def dropout_keys(seed: jax.Array | int, step: jax.Array | int, rows_B: jax.Array) -> jax.Array:
+    """Dropout keys [B, 2] uint32: two random numbers for each row, the same on any mesh.
 
     Args:
       seed: the run's seed; may be traced.
@@ -56,52 +56,53 @@ def dropout_rows(seed: jax.Array | int, step: jax.Array | int, rows_B: jax.Array
     return jnp.stack([low_B, high_B], axis=-1)
 
 
-def rows_of(input_ids_BxS: jax.Array) -> jax.Array:
-    """Keys [B, 2] for the draws of an evaluation, which has no dropout keys.
+def keys_from_content(input_ids_BxS: jax.Array) -> jax.Array:
+    """Keys [B, 2] uint32 for the draws of an evaluation, which has no dropout keys.
 
-    They follow from the content of a row alone, so its draws are the same whatever the step, the
-    batch and the mesh. (A row whose padding is longer has others.)
+    They follow from the token ids of a row alone, so its draws do not depend on the step, the batch
+    and the mesh. (They depend on the padding: a row that is padded further has other keys.)
     """
-    places_S = jnp.arange(input_ids_BxS.shape[1], dtype=_U) * _U(GOLDEN_RATIO)
-    mixed_BxS = mix(input_ids_BxS.astype(_U) ^ mix(places_S))
-    return dropout_rows(0, 0, jnp.sum(mixed_BxS, axis=1, dtype=_U))
+    positions_S = jnp.arange(input_ids_BxS.shape[1], dtype=_U) * _U(GOLDEN_RATIO)
+    mixed_BxS = mix(input_ids_BxS.astype(_U) ^ mix(positions_S))
+    return dropout_keys(0, 0, jnp.sum(mixed_BxS, axis=1, dtype=_U))
 
 
-def rows_of_another(rows_Bx2: jax.Array | None, number: int) -> jax.Array | None:
-    """Keys for a further model in a head, so that its masks are not those of the first.
+def keys_of_further_model(dropout_keys_Bx2: jax.Array | None, number: int) -> jax.Array | None:
+    """Keys [B, 2] uint32 for another model in the same head, so that its masks are other ones.
 
     Args:
-      rows_Bx2: keys from `dropout_rows`; None: there is no dropout.
-      number: of the model, from 1.
+      dropout_keys_Bx2: keys from `dropout_keys`; None: there is no dropout.
+      number: of the model: 1, 2, ...; the first model, 0, takes the keys themselves.
     """
-    if rows_Bx2 is None:
+    if dropout_keys_Bx2 is None:
         return None
-    return mix(rows_Bx2 ^ mix(_U(number) * _U(GOLDEN_RATIO)))
+    return mix(dropout_keys_Bx2 ^ mix(_U(number) * _U(GOLDEN_RATIO)))
 
 
 # Jitted so that it is traced once for each shape and not in each layer, which would take seconds;
 # `inline` makes the program the same as without jit.
 @functools.partial(jax.jit, static_argnames=('sizes', 'site'), inline=True)
-def places(
-    rows_Bx2: jax.Array, sizes: tuple[int, ...], site: int, layer: jax.Array | int = 0,
+def index_hashes(
+    dropout_keys_Bx2: jax.Array, sizes: tuple[int, ...], site: int, layer: jax.Array | int = 0,
     lines_BxL: jax.Array | None = None,
 ) -> list[jax.Array]:
     """Hashes of the indices along each dim: int32 [B, size] for each of `sizes`.
 
-    `kept` takes the place of an element, which combines the hashes of its indices:
-    `(line ^ other) + column`.
+    The hash of an element, which `kept` takes, is `(line ^ other) + column`, of the hashes of its
+    indices.
 
     Args:
-      rows_Bx2: keys from `dropout_rows`.
-      sizes: numbers of columns (the last dim), of lines and of other indices, if there are any.
+      dropout_keys_Bx2: keys from `dropout_keys`.
+      sizes: the numbers of columns (the last dim), of lines, and of other indices if there are
+        any.
       site: one of the constants above.
       layer: index of the encoder layer; may be traced.
       lines_BxL: indices of the lines; default: 0, 1, 2, ...
     """
     of_site = _U(site * _SITE_MULTIPLIER & 0xFFFFFFFF)
     of_layer_and_site = mix(jnp.asarray(layer).astype(_U) * _U(_LAYER_MULTIPLIER) + of_site)
-    first_key_Bx1 = mix(rows_Bx2[:, :1] ^ of_layer_and_site)
-    second_key_Bx1 = mix(rows_Bx2[:, 1:] + of_layer_and_site)
+    first_key_Bx1 = mix(dropout_keys_Bx2[:, :1] ^ of_layer_and_site)
+    second_key_Bx1 = mix(dropout_keys_Bx2[:, 1:] + of_layer_and_site)
     hashed = []
     for dim, size in enumerate(sizes):
         index = jnp.arange(size, dtype=_U)
@@ -123,31 +124,34 @@ def _hash(index: jax.Array, first_key: jax.Array, second_key: jax.Array) -> jax.
     return lax.bitcast_convert_type(h ^ (h >> 16), jnp.int32)
 
 
-def kept(place: jax.Array, rate: float) -> jax.Array:
-    """Whether elements are kept (bool), by their places (int32, any shape). Kernels call it too."""
+def kept(element_hashes: jax.Array, rate: float) -> jax.Array:
+    """Which elements dropout at this rate keeps (bool), by their hashes (int32, of any shape).
+
+    The kernels call it on blocks, so it uses only operations that a TPU's vector unit has.
+    """
     # Signed: a TPU's vector unit has no unsigned comparison.
-    bits = place ^ lax.shift_right_logical(place, jnp.int32(16))
-    bits = bits * jnp.int32(_PLACE_MULTIPLIER - 2**32)
+    bits = element_hashes ^ lax.shift_right_logical(element_hashes, jnp.int32(16))
+    bits = bits * jnp.int32(_ELEMENT_MULTIPLIER - 2**32)
     num_dropped = min(round(rate * 2**32), 2**32 - 1)  # of all 2^32 values
     return bits >= jnp.int32(num_dropped - 2**31)
 
 
 def dropout(
-    x: jax.Array, rate: float, rows_Bx2: jax.Array | None, site: int, layer: jax.Array | int = 0,
-    lines_BxL: jax.Array | None = None,
+    x: jax.Array, rate: float, dropout_keys_Bx2: jax.Array | None, site: int,
+    layer: jax.Array | int = 0, lines_BxL: jax.Array | None = None,
 ) -> jax.Array:
     """`x` with a share `rate` of its elements zeroed and the rest scaled by 1 / (1 - rate).
 
     Args:
       x: [B, ..., lines, columns], or [B, columns].
       rate: share dropped, below 1.
-      rows_Bx2: keys from `dropout_rows`, or None: return `x` unchanged.
+      dropout_keys_Bx2: keys from `dropout_keys`, or None: return `x` unchanged.
       site: one of the constants above.
       layer: index of the encoder layer; may be traced.
       lines_BxL: indices of the lines of `x` in a larger array; `x` then gets its part of that
         array's mask.
     """
-    if rows_Bx2 is None or rate == 0.0:
+    if dropout_keys_Bx2 is None or rate == 0.0:
         return x
     shape = x.shape[1:]
     if len(shape) == 1:
@@ -156,7 +160,8 @@ def dropout(
     ones = [1] * len(others)
     sizes = (columns, lines, math.prod(others))
     # Without the barrier, XLA would fuse the hashing of indices and repeat it for each element.
-    column, line, other = lax.optimization_barrier(places(rows_Bx2, sizes, site, layer, lines_BxL))
+    column, line, other = lax.optimization_barrier(
+        index_hashes(dropout_keys_Bx2, sizes, site, layer, lines_BxL))
     other = other.reshape(-1, *others, 1, 1)
     line = line.reshape(-1, *ones, lines, 1)
     column = column.reshape(-1, *ones, 1, columns)
@@ -166,41 +171,47 @@ def dropout(
 
 
 def scaled(x: jax.Array, keep: jax.Array, rate: float) -> jax.Array:
-    """`x` with the elements that are not kept zeroed and the rest scaled by 1 / (1 - rate)."""
+    """`x` with 0 where `keep` is false, and scaled by 1 / (1 - rate) where it is true."""
     # In float32: 1 / 0.9 is 1.109 in bfloat16.
     larger = (x.astype(jnp.float32) * (1.0 / (1.0 - rate))).astype(x.dtype)
     return jnp.where(keep, larger, jnp.zeros((), x.dtype))
 
 
 def uniform(
-    rows_Bx2: jax.Array, shape: tuple[int, ...], site: int, layer: jax.Array | int = 0,
+    dropout_keys_Bx2: jax.Array, shape: tuple[int, ...], site: int, layer: jax.Array | int = 0,
     lines_BxL: jax.Array | None = None,
 ) -> jax.Array:
     """Draws [B, *shape] float32 from the uniform distribution on (0, 1), the ends excluded.
 
     Args:
-      rows_Bx2: keys from `dropout_rows` or `rows_of`.
+      dropout_keys_Bx2: keys from `dropout_keys` or `keys_from_content`.
       shape: of a row's draws: (lines, columns) or (columns,).
       site: one of the constants above; a head's own is `HEAD`.
-      layer: tells the draws of a site apart; may be traced.
+      layer: a number that tells the draws of one site apart; may be traced.
       lines_BxL: indices of the lines in a larger array, of which this is then a part.
     """
     lines = shape[0] if len(shape) == 2 else 1
     column, line = lax.optimization_barrier(
-        places(rows_Bx2, (shape[-1], lines), site, layer, lines_BxL))
-    place = line[:, :, None] + column[:, None, :]
+        index_hashes(dropout_keys_Bx2, (shape[-1], lines), site, layer, lines_BxL))
+    element_hashes = line[:, :, None] + column[:, None, :]
     # Mixed thoroughly, unlike `kept`: a draw needs all of its bits, a mask only the highest.
-    bits = mix(lax.bitcast_convert_type(place, _U)) >> _U(32 - _UNIFORM_BITS)
+    bits = mix(lax.bitcast_convert_type(element_hashes, _U)) >> _U(32 - _UNIFORM_BITS)
     draws = (bits.astype(jnp.float32) + 0.5) * 2.0**-_UNIFORM_BITS
     return draws.reshape(-1, *shape)
 
 
 def gumbel(
-    rows_Bx2: jax.Array, shape: tuple[int, ...], site: int, layer: jax.Array | int = 0,
+    dropout_keys_Bx2: jax.Array, shape: tuple[int, ...], site: int, layer: jax.Array | int = 0,
     lines_BxL: jax.Array | None = None,
 ) -> jax.Array:
     """Draws [B, *shape] float32 from the standard Gumbel distribution; arguments as of `uniform`.
 
     `jnp.argmax(logits + gumbel(...), -1)` is a draw from the softmax of the logits (Gumbel, 1954).
     """
-    return -jnp.log(-jnp.log(uniform(rows_Bx2, shape, site, layer, lines_BxL)))
+    return -jnp.log(-jnp.log(uniform(dropout_keys_Bx2, shape, site, layer, lines_BxL)))
+
+
+# Old names, for config files of users (docs/stability.md).
+dropout_rows = dropout_keys
+rows_of = keys_from_content
+rows_of_another = keys_of_further_model

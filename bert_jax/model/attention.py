@@ -5,7 +5,7 @@ make no mask. New implementations, and other rules for which tokens attend to wh
 
     B: batch rows, S: sequence (Q queries, K keys), P: wanted positions, H: hidden_size, N: heads,
     D: head_dim, C: blocks of queries, G: heads of keys and values, M: matrices of a projection,
-    F: any further dims; rows_Bx2: the dropout keys of each row
+    F: any further dims
 """
 
 import functools
@@ -41,7 +41,7 @@ _KEYS_AND_VALUES = slice(1, 3)
 
 def attend(
     qkv_BxSx3xNxD: jax.Array, bias_3xNxD: jax.Array | None, segments_BxS: jax.Array,
-    rows_Bx2: jax.Array | None, layer: jax.Array | int, *, config: ModelConfig,
+    dropout_keys_Bx2: jax.Array | None, layer: jax.Array | int, *, config: ModelConfig,
     keep: Callable[[jax.Array], Any] | None = None, relative_NxSxS: jax.Array | None = None,
 ) -> jax.Array:
     """Context vectors [B, S, N, D]: softmax(q k / sqrt(D)) v, with dropout.
@@ -51,7 +51,7 @@ def attend(
       bias_3xNxD: their bias, float32, or None.
       segments_BxS: sequence number of each token; 0 is padding. A token attends to the tokens with
         its own number. So padding attends to padding, and its output is never used.
-      rows_Bx2: keys of dropout on the probabilities, or None.
+      dropout_keys_Bx2: keys of dropout on the probabilities, or None.
       layer: index of the layer, for dropout; may be traced.
       config: names the implementation (see `choose`), and has the layer's own options
         (`BertConfig.of_layer`): its window, and its base of rotary positions.
@@ -60,7 +60,7 @@ def attend(
       relative_NxSxS: what is added to the scores (`relative_positions`); the plain implementation
         alone does so.
     """
-    drops = rows_Bx2 is not None and config.attention_dropout > 0
+    drops = dropout_keys_Bx2 is not None and config.attention_dropout > 0
     name = choose(config, qkv_BxSx3xNxD.shape[1], drops)
     if keep is not None:
         name = 'xla'
@@ -68,7 +68,7 @@ def attend(
         if bias_3xNxD is None:
             bias_3xNxD = jnp.zeros(qkv_BxSx3xNxD.shape[2:], jnp.float32)
         return kernel_attention(
-            qkv_BxSx3xNxD, bias_3xNxD, segments_BxS, rows_Bx2, layer,
+            qkv_BxSx3xNxD, bias_3xNxD, segments_BxS, dropout_keys_Bx2, layer,
             settings=_kernel_settings(config), mesh=config.layout.mesh)
     q_BxQxNxD, k_BxKxNxD, v_BxKxNxD = _with_bias(qkv_BxSx3xNxD, bias_3xNxD)
     if config.positions == 'rotary':
@@ -80,11 +80,12 @@ def attend(
             q_BxQxNxD, k_BxKxNxD, v_BxKxNxD, implementation='cudnn', mask=seen_BxSxS[:, None])
     if keep is None and takes_blocks(config, qkv_BxSx3xNxD.shape[1]):
         return local_attention(
-            (q_BxQxNxD, k_BxKxNxD, v_BxKxNxD), segments_BxS, rows_Bx2, layer, config=config,
+            (q_BxQxNxD, k_BxKxNxD, v_BxKxNxD), segments_BxS, dropout_keys_Bx2, layer, config=config,
             masked_score=_MASKED_SCORE)
     plain = functools.partial(
         _plain, keys_and_values=(k_BxKxNxD, v_BxKxNxD), segments_BxS=segments_BxS,
-        rows_Bx2=rows_Bx2, layer=layer, config=config, relative_NxSxS=relative_NxSxS)
+        dropout_keys_Bx2=dropout_keys_Bx2, layer=layer, config=config,
+        relative_NxSxS=relative_NxSxS)
     if keep is None and _is_long(qkv_BxSx3xNxD.shape[1]):
         return _in_blocks_of_queries(plain, q_BxQxNxD)
     return plain(q_BxQxNxD, None, keep=keep)
@@ -92,7 +93,7 @@ def attend(
 
 def attend_where_wanted(
     q_BxPxNxD: jax.Array, k_BxSxNxD: jax.Array, v_BxSxNxD: jax.Array, segments_BxS: jax.Array,
-    rows_Bx2: jax.Array | None, layer: jax.Array | int, wanted_BxP: jax.Array, *,
+    dropout_keys_Bx2: jax.Array | None, layer: jax.Array | int, wanted_BxP: jax.Array, *,
     config: ModelConfig, keep: Callable[[jax.Array], Any] | None = None,
     relative_NxSxS: jax.Array | None = None,
 ) -> jax.Array:
@@ -107,7 +108,8 @@ def attend_where_wanted(
         k_BxSxNxD = rotated(k_BxSxNxD, base, factor)
     return _plain(
         q_BxPxNxD, wanted_BxP, keys_and_values=(k_BxSxNxD, v_BxSxNxD), segments_BxS=segments_BxS,
-        rows_Bx2=rows_Bx2, layer=layer, config=config, relative_NxSxS=relative_NxSxS, keep=keep)
+        dropout_keys_Bx2=dropout_keys_Bx2, layer=layer, config=config,
+        relative_NxSxS=relative_NxSxS, keep=keep)
 
 
 def _kernel_settings(config: ModelConfig) -> Settings:
@@ -124,7 +126,7 @@ def _kernel_settings(config: ModelConfig) -> Settings:
 def _plain(
     q_BxQxNxD: jax.Array, wanted_BxP: jax.Array | None, *,
     keys_and_values: tuple[jax.Array, jax.Array], segments_BxS: jax.Array,
-    rows_Bx2: jax.Array | None, layer: jax.Array | int, config: ModelConfig,
+    dropout_keys_Bx2: jax.Array | None, layer: jax.Array | int, config: ModelConfig,
     relative_NxSxS: jax.Array | None = None, keep: Callable[[jax.Array], Any] | None = None,
 ) -> jax.Array:
     """Context vectors [B, Q, N, D] in plain operations, which XLA fuses.
@@ -144,7 +146,7 @@ def _plain(
     if keep is not None:
         keep(probs_BxNxQxK)
     probs_BxNxQxK = drop.dropout(
-        probs_BxNxQxK.astype(config.dtype), config.attention_dropout, rows_Bx2,
+        probs_BxNxQxK.astype(config.dtype), config.attention_dropout, dropout_keys_Bx2,
         drop.ATTENTION_PROBS, layer, wanted_BxP)
     return jnp.einsum('BNQK,BKND->BQND', probs_BxNxQxK, v_BxKxNxD)
 
@@ -296,7 +298,7 @@ class SelfAttention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BxSxH: jax.Array, segments_BxS: jax.Array, rows_Bx2: jax.Array | None,
+        self, x_BxSxH: jax.Array, segments_BxS: jax.Array, dropout_keys_Bx2: jax.Array | None,
         layer: jax.Array | int, wanted_BxP: jax.Array | None = None,
         relative_NxSxS: jax.Array | None = None, x_BxPxH: jax.Array | None = None,
     ) -> jax.Array:
@@ -309,7 +311,7 @@ class SelfAttention(nn.Module):
         def projected(
             x: jax.Array, lines: jax.Array | None = None, matrices: slice = slice(None)
         ) -> tuple[jax.Array, jax.Array | None]:
-            read = read_by_adapter(config, x, rows_Bx2, drop.QKV_ADAPTER, layer, lines)
+            read = read_by_adapter(config, x, dropout_keys_Bx2, drop.QKV_ADAPTER, layer, lines)
             product, bias = project(x, read=read, matrices=matrices)
             return config.layout(product, 'batch', None, None, 'heads', None), bias
 
@@ -318,13 +320,13 @@ class SelfAttention(nn.Module):
             keep = functools.partial(self.sow, 'intermediates', 'probabilities')
         if wanted_BxP is None:
             return attend(
-                *projected(x_BxSxH), segments_BxS, rows_Bx2, layer,
+                *projected(x_BxSxH), segments_BxS, dropout_keys_Bx2, layer,
                 config=config, keep=keep, relative_NxSxS=relative_NxSxS)
         assert x_BxPxH is not None
         (q_BxPxNxD,) = _with_bias(*projected(x_BxPxH, wanted_BxP, matrices=_QUERIES))
         k_BxSxNxD, v_BxSxNxD = _with_bias(*projected(x_BxSxH, matrices=_KEYS_AND_VALUES))
         return attend_where_wanted(
-            q_BxPxNxD, k_BxSxNxD, v_BxSxNxD, segments_BxS, rows_Bx2, layer, wanted_BxP,
+            q_BxPxNxD, k_BxSxNxD, v_BxSxNxD, segments_BxS, dropout_keys_Bx2, layer, wanted_BxP,
             config=config, keep=keep, relative_NxSxS=relative_NxSxS)
 
     def _projection(self, name: str, out_dims: tuple[int, ...]) -> Dense:

@@ -228,7 +228,7 @@ def _checked_inputs(case: _Case) -> _Inputs:
 
 def _context_and_gradients(config: ModelConfig, inputs: _Inputs) -> list[np.ndarray]:
     """Context and gradients of its projection, at real tokens, and of the bias; in float64."""
-    rows = drop.dropout_rows(0, 1, jnp.arange(2))
+    rows = drop.dropout_keys(0, 1, jnp.arange(2))
 
     def context_of(qkv: jax.Array, bias: jax.Array) -> jax.Array:
         segments: Any = inputs.segments

@@ -5,7 +5,7 @@ query, key and value are fused into `attention/self/qkv`.
 
     B: batch rows, S: sequence, P: wanted positions, K: sequences a row, H: hidden_size,
     E: columns of the embedding tables, I: intermediate_size, V: padded vocabulary, T: segment
-    types, N: heads; rows_Bx2: the dropout keys of each row
+    types, N: heads
 """
 
 import functools
@@ -93,8 +93,8 @@ class Embeddings(nn.Module):
             name, parameter(init, axis, 'embed'), (num_rows, self.config.num_embedding_columns))
 
     def __call__(
-        self, input_ids_BxS: jax.Array, segment_ids_BxS: jax.Array, rows_Bx2: jax.Array | None,
-        position_ids_BxS: jax.Array | None = None,
+        self, input_ids_BxS: jax.Array, segment_ids_BxS: jax.Array,
+        dropout_keys_Bx2: jax.Array | None, position_ids_BxS: jax.Array | None = None,
     ) -> jax.Array:
         words_BxSxE = look_up(self.word_embeddings, input_ids_BxS)
         others = []
@@ -108,7 +108,7 @@ class Embeddings(nn.Module):
         else:
             x_BxSxE = x_BxSxE.astype(self.config.dtype)
         x_BxSxE = drop.dropout(
-            x_BxSxE, self.config.hidden_dropout, rows_Bx2, drop.EMBEDDINGS)
+            x_BxSxE, self.config.hidden_dropout, dropout_keys_Bx2, drop.EMBEDDINGS)
         return self.config.layout(x_BxSxE, 'batch', None, None)
 
     def _of_types(self, segment_ids_BxS: jax.Array) -> jax.Array:
@@ -150,16 +150,16 @@ class Residual(nn.Module):
 
     @nn.compact
     def __call__(
-        self, y: jax.Array, x_BxSxH: jax.Array, rows_Bx2: jax.Array | None, layer: int,
+        self, y: jax.Array, x_BxSxH: jax.Array, dropout_keys_Bx2: jax.Array | None, layer: int,
         wanted_BxP: jax.Array | None,
     ) -> jax.Array:
         config = self.config
         dense = Dense(
             config, self.in_dims, (config.hidden_size,), self.in_axes, ('embed',),
             biased=config.has_layer_biases, ends_branch=True, module=self.module, name='dense')
-        read = read_by_adapter(config, y, rows_Bx2, self.adapter_site, layer, wanted_BxP)
+        read = read_by_adapter(config, y, dropout_keys_Bx2, self.adapter_site, layer, wanted_BxP)
         y = config.layout(dense(y, read), 'batch', None, None)
-        y = drop.dropout(y, config.hidden_dropout, rows_Bx2, self.site, layer, wanted_BxP)
+        y = drop.dropout(y, config.hidden_dropout, dropout_keys_Bx2, self.site, layer, wanted_BxP)
         if config.pre_norm:
             return x_BxSxH + y
         return LayerNorm(config, name='LayerNorm')(x_BxSxH + y)
@@ -178,8 +178,9 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BxSxH: jax.Array, segments_BxS: jax.Array, rows_Bx2: jax.Array | None, layer: int,
-        wanted_BxP: jax.Array | None = None, relative_NxSxS: jax.Array | None = None,
+        self, x_BxSxH: jax.Array, segments_BxS: jax.Array,
+        dropout_keys_Bx2: jax.Array | None, layer: int, wanted_BxP: jax.Array | None = None,
+        relative_NxSxS: jax.Array | None = None,
     ) -> jax.Array:
         config = self.config
         y_BxSxH = x_BxSxH
@@ -192,11 +193,11 @@ class Attention(nn.Module):
             x_BxSxH = gather_positions(x_BxSxH, wanted_BxP)
             y_BxPxH = x_BxSxH if is_same else gather_positions(y_BxSxH, wanted_BxP)
         context = attention(
-            y_BxSxH, segments_BxS, rows_Bx2, layer, wanted_BxP, relative_NxSxS, y_BxPxH)
+            y_BxSxH, segments_BxS, dropout_keys_Bx2, layer, wanted_BxP, relative_NxSxS, y_BxPxH)
         output = Residual(
             config, (config.num_heads, config.head_dim), ('heads', None), drop.ATTENTION_OUTPUT,
             'attention/output/dense', drop.ATTENTION_OUTPUT_ADAPTER, name='output')
-        return output(context, x_BxSxH, rows_Bx2, layer, wanted_BxP)
+        return output(context, x_BxSxH, dropout_keys_Bx2, layer, wanted_BxP)
 
 
 class Intermediate(nn.Module):
@@ -210,7 +211,7 @@ class Intermediate(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BxSxH: jax.Array, rows_Bx2: jax.Array | None, layer: int,
+        self, x_BxSxH: jax.Array, dropout_keys_Bx2: jax.Array | None, layer: int,
         wanted_BxP: jax.Array | None,
     ) -> jax.Array:
         config = self.config
@@ -226,7 +227,7 @@ class Intermediate(nn.Module):
             num_separate=len(out_dims) - 1, biased=config.has_intermediate_biases,
             module='intermediate/dense', name='dense')
         read = read_by_adapter(
-            config, x_BxSxH, rows_Bx2, drop.INTERMEDIATE_ADAPTER, layer, wanted_BxP)
+            config, x_BxSxH, dropout_keys_Bx2, drop.INTERMEDIATE_ADAPTER, layer, wanted_BxP)
         y = dense(x_BxSxH, read)
         if config.gated:
             y_BxSxI = self._act(y[:, :, 0]) * y[:, :, 1]
@@ -251,18 +252,20 @@ class Layer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BxSxH: jax.Array, layer: int, segments_BxS: jax.Array, rows_Bx2: jax.Array | None,
-        wanted_BxP: jax.Array | None = None, relative_NxSxS: jax.Array | None = None,
+        self, x_BxSxH: jax.Array, layer: int, segments_BxS: jax.Array,
+        dropout_keys_Bx2: jax.Array | None, wanted_BxP: jax.Array | None = None,
+        relative_NxSxS: jax.Array | None = None,
     ) -> jax.Array:
         config = self.config
         attention = Attention(config, self.is_first, name='attention')
-        x_BxSxH = attention(x_BxSxH, segments_BxS, rows_Bx2, layer, wanted_BxP, relative_NxSxS)
+        x_BxSxH = attention(
+            x_BxSxH, segments_BxS, dropout_keys_Bx2, layer, wanted_BxP, relative_NxSxS)
         y_BxSxI = Intermediate(config, name='intermediate')(
-            x_BxSxH, rows_Bx2, layer, wanted_BxP)
+            x_BxSxH, dropout_keys_Bx2, layer, wanted_BxP)
         output = Residual(
             config, (config.intermediate_size,), ('mlp',), drop.FFN_OUTPUT, 'output/dense',
             drop.FFN_OUTPUT_ADAPTER, name='output')
-        return output(y_BxSxI, x_BxSxH, rows_Bx2, layer, wanted_BxP)
+        return output(y_BxSxI, x_BxSxH, dropout_keys_Bx2, layer, wanted_BxP)
 
 
 # What the backward pass finds stored, by `ModelConfig.remat`.
@@ -282,7 +285,7 @@ class Encoder(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BxSxH: jax.Array, segments_BxS: jax.Array, rows_Bx2: jax.Array | None,
+        self, x_BxSxH: jax.Array, segments_BxS: jax.Array, dropout_keys_Bx2: jax.Array | None,
         wanted_BxP: jax.Array | None = None, relative_NxSxS: jax.Array | None = None,
     ) -> tuple[jax.Array, ...]:
         layer_class: Any = Layer
@@ -296,7 +299,7 @@ class Encoder(nn.Module):
             if i < self.config.num_distinct_layers:
                 layer = layer_class(config, is_first=i == 0, name=f'layer_{i}')
             wanted = wanted_BxP if i == last else None
-            x_BxSxH = layer(x_BxSxH, i, segments_BxS, rows_Bx2, wanted, relative_NxSxS)
+            x_BxSxH = layer(x_BxSxH, i, segments_BxS, dropout_keys_Bx2, wanted, relative_NxSxS)
             outputs.append(x_BxSxH)
         return tuple(outputs)
 
@@ -332,10 +335,10 @@ class Pooler(nn.Module):
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, x: jax.Array, rows_Bx2: jax.Array | None = None) -> jax.Array:
+    def __call__(self, x: jax.Array, dropout_keys_Bx2: jax.Array | None = None) -> jax.Array:
         config = self.config
         hidden = config.hidden_size
-        x = drop.dropout(x, config.pooler_dropout, rows_Bx2, drop.POOLER)
+        x = drop.dropout(x, config.pooler_dropout, dropout_keys_Bx2, drop.POOLER)
         if not config.pooler:
             return x
         dense = Dense(
@@ -397,7 +400,7 @@ class Bert(nn.Module):
 
     def __call__(
         self, input_ids_BxS: jax.Array, sequence_ids_BxS: jax.Array, segment_ids_BxS: jax.Array,
-        rows_Bx2: jax.Array | None = None, position_ids_BxS: jax.Array | None = None,
+        dropout_keys_Bx2: jax.Array | None = None, position_ids_BxS: jax.Array | None = None,
         cls_positions_BxK: jax.Array | None = None, wanted_BxP: jax.Array | None = None,
     ) -> dict[str, Any]:
         """See the class.
@@ -410,13 +413,15 @@ class Bert(nn.Module):
             `cls_positions` index into P. At other positions the last layer only projects to keys
             and values, which is a sixth of its work. A pooler that reads means needs all positions.
         """
-        embedded = self.embeddings(input_ids_BxS, segment_ids_BxS, rows_Bx2, position_ids_BxS)
+        embedded = self.embeddings(
+            input_ids_BxS, segment_ids_BxS, dropout_keys_Bx2, position_ids_BxS)
         if self.config.num_embedding_columns != self.config.hidden_size:
             embedded = self.embeddings_project(embedded)
         relative_NxSxS = None
         if self.config.relative_positions:
             relative_NxSxS = relative_scores(self.relative_positions, input_ids_BxS.shape[1])
-        layers = self.encoder(embedded, sequence_ids_BxS, rows_Bx2, wanted_BxP, relative_NxSxS)
+        layers = self.encoder(
+            embedded, sequence_ids_BxS, dropout_keys_Bx2, wanted_BxP, relative_NxSxS)
         if self.config.pre_norm:
             layers = (*layers[:-1], self.layer_norm(layers[-1]))
         x_BxSxH = layers[-1]
@@ -432,7 +437,7 @@ class Bert(nn.Module):
                 read = gather_positions(x_BxSxH, cls_positions_BxK)
             else:
                 read = x_BxSxH[:, 0]
-            pooled = self.pooler(read, rows_Bx2)
+            pooled = self.pooler(read, dropout_keys_Bx2)
             if self.config.pooling == 'late':
                 pooled = self._means(pooled, sequence_ids_BxS, cls_positions_BxK)
         return {

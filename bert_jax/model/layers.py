@@ -1,7 +1,6 @@
 """Dense with its adapter, LayerNorm and gelu with BERT's initialisation and precision rules.
 
-    B: batch rows, S: sequence, H: hidden_size, L: lines (as in `kernels.dropout`); rows_Bx2: the
-    dropout keys of each row
+    B: batch rows, S: sequence, H: hidden_size, L: lines (as in `kernels.dropout`)
 
     Of an adapter, I: inputs, M: adapted matrices, N: all matrices, R: rank, O: outputs of a matrix
 """
@@ -304,7 +303,7 @@ class Adapter(nn.Module):
 
 
 def read_by_adapter(
-    config: ModelConfig, x: jax.Array, rows_Bx2: jax.Array | None, site: int, layer: Any,
+    config: ModelConfig, x: jax.Array, dropout_keys_Bx2: jax.Array | None, site: int, layer: Any,
     lines_BxL: jax.Array | None = None,
 ) -> jax.Array:
     """The input of an adapter, from `x` [B, S, ...]: with dropout, [B, S, in].
@@ -312,12 +311,12 @@ def read_by_adapter(
     Args:
       config: has the rate.
       x: the input of the dense layer.
-      rows_Bx2, site, layer, lines_BxL: as for `dropout`.
+      dropout_keys_Bx2, site, layer, lines_BxL: as for `dropout`.
     """
     rate = config.adapter.dropout
     if rate:
         x = x.reshape(*x.shape[:2], -1)  # so that its lines are positions
-    return drop.dropout(x, rate, rows_Bx2, site, layer, lines_BxL)
+    return drop.dropout(x, rate, dropout_keys_Bx2, site, layer, lines_BxL)
 
 
 def _uniform_by_inputs(num_in: int) -> Callable[..., jax.Array]:

@@ -4,7 +4,7 @@ A row is cut into blocks of queries. A block sees the keys of its own places and
 a block on each side, so scores are [B, G, N, Q, 2Q] and not [B, N, S, S].
 
     B: batch rows, S: sequence, G: blocks of a row, Q: queries of a block, K: keys that it sees,
-    N: heads, D: head_dim, F: any further dims; rows_Bx2: the dropout keys of each row
+    N: heads, D: head_dim, F: any further dims
 """
 
 import math
@@ -39,7 +39,7 @@ def _margin(config: ModelConfig) -> int:
 
 def local_attention(
     qkv: tuple[jax.Array, jax.Array, jax.Array], segments_BxS: jax.Array,
-    rows_Bx2: jax.Array | None, layer: jax.Array | int, *, config: ModelConfig,
+    dropout_keys_Bx2: jax.Array | None, layer: jax.Array | int, *, config: ModelConfig,
     masked_score: float,
 ) -> jax.Array:
     """Context vectors [B, S, N, D], with the dropout masks of all other implementations.
@@ -48,7 +48,7 @@ def local_attention(
       qkv: queries, keys and values, each [B, S, N, D].
       segments_BxS: sequence number of each token; a token sees those with its own number that are
         at most half a window away.
-      rows_Bx2: keys of dropout on the probabilities, or None.
+      dropout_keys_Bx2: keys of dropout on the probabilities, or None.
       layer: index of the layer, for dropout.
       config: has the window of this layer.
       masked_score: what is added to the scores of keys that a query does not see.
@@ -63,9 +63,9 @@ def local_attention(
     scores_BxGxNxQxK *= 1.0 / math.sqrt(config.head_dim)
     probs_BxGxNxQxK = jax.nn.softmax(scores_BxGxNxQxK + mask_BxGxQxK[:, :, None], axis=-1)
     probs_BxGxNxQxK = probs_BxGxNxQxK.astype(config.dtype)
-    if rows_Bx2 is not None and config.attention_dropout:
+    if dropout_keys_Bx2 is not None and config.attention_dropout:
         sizes = (length, length, config.num_heads)
-        kept_BxGxNxQxK = _kept(rows_Bx2, sizes, layer, config)
+        kept_BxGxNxQxK = _kept(dropout_keys_Bx2, sizes, layer, config)
         probs_BxGxNxQxK = drop.scaled(probs_BxGxNxQxK, kept_BxGxNxQxK, config.attention_dropout)
     context_BxGxQxNxD = jnp.einsum(
         'BGNQK,BGKND->BGQND', probs_BxGxNxQxK, _seen(values_BxSxNxD, margin))
@@ -86,12 +86,13 @@ def _sees(segments_BxS: jax.Array, config: ModelConfig) -> jax.Array:
 
 
 def _kept(
-    rows_Bx2: jax.Array, sizes: tuple[int, int, int], layer: jax.Array | int, config: ModelConfig
+    dropout_keys_Bx2: jax.Array, sizes: tuple[int, int, int], layer: jax.Array | int,
+    config: ModelConfig,
 ) -> jax.Array:
     """Which probabilities dropout keeps [B, G, N, Q, K]: those of the mask [B, N, S, S]."""
     # Without the barrier, XLA would fuse the hashing of indices and repeat it for each element.
     column_BxS, line_BxS, head_BxN = lax.optimization_barrier(
-        drop.places(rows_Bx2, sizes, drop.ATTENTION_PROBS, layer))
+        drop.index_hashes(dropout_keys_Bx2, sizes, drop.ATTENTION_PROBS, layer))
     margin = _margin(config)
     line_BxGx1xQ = _blocks(line_BxS, margin)[:, :, None]
     column_BxGxK = _seen(column_BxS, margin)

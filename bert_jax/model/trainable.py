@@ -12,7 +12,7 @@ from bert_jax.model.layers import ModelConfig
 
 Params = Any
 Batch = Mapping[str, jax.Array]
-Keys = jax.Array | None  # dropout keys [B, 2] (`kernels.dropout.dropout_rows`); None: no dropout
+Keys = jax.Array | None  # dropout keys [B, 2] (`kernels.dropout.dropout_keys`); None: no dropout
 Outputs = Mapping[str, Any]
 Sums = Mapping[str, jax.Array]  # metric sums and counts; they add up over batches and hosts
 
@@ -40,14 +40,14 @@ class Trainable(Hashable, Protocol):
     def init(self, rng: jax.Array) -> Params:
         """Fresh parameters, as `layers.Parameter`s."""
 
-    def outputs(self, params: Params, batch: Batch, rows_Bx2: Keys = None) -> Outputs:
+    def outputs(self, params: Params, batch: Batch, dropout_keys_Bx2: Keys = None) -> Outputs:
         """The head's outputs for a batch, by name."""
 
     def totals(self, batch: Batch) -> Sums:
         """Divisors of the losses of this batch."""
 
     def loss(
-        self, params: Params, batch: Batch, totals: Sums, rows_Bx2: Keys
+        self, params: Params, batch: Batch, totals: Sums, dropout_keys_Bx2: Keys
     ) -> tuple[jax.Array, Sums]:
         """The batch's share of the loss, a scalar float32, and metric sums.
 

@@ -1,6 +1,6 @@
 """The gradient of a global batch: over the devices of a mesh, and in parts.
 
-Shapes: B rows of the global batch. `rows_Bx2` are the dropout keys of each row.
+Shapes: B rows of the global batch. `dropout_keys_Bx2` are the dropout keys of each row.
 """
 
 import itertools
@@ -18,8 +18,8 @@ _LANES, _SUBLANES = 128, 16
 
 
 def global_gradient(
-    head: Trainable, params: Params, batch: Batch, rows_Bx2: jax.Array, parts: int, mesh: Mesh,
-    shardings: Any, message_dtype: str,
+    head: Trainable, params: Params, batch: Batch, dropout_keys_Bx2: jax.Array, parts: int,
+    mesh: Mesh, shardings: Any, message_dtype: str,
 ) -> tuple[Any, jax.Array, Sums]:
     """Gradient (sharded as the parameters, float32), loss and sums of a global batch.
 
@@ -35,7 +35,7 @@ def global_gradient(
       head: its loss is differentiated.
       params: sharded as `shardings`.
       batch: of the step.
-      rows_Bx2: see `kernels.dropout.dropout_rows`.
+      dropout_keys_Bx2: see `kernels.dropout.dropout_keys`.
       parts: number of parts in which the rows are computed.
       mesh: the devices.
       shardings: of the parameters, a tree like them.
@@ -44,15 +44,15 @@ def global_gradient(
     totals = head.totals(batch)
     params = jax.tree.map(lambda x: _rounded(x, message_dtype), params)
     if Layout(mesh).batch_shards == 1:
-        return gradient_of_rows(head, params, batch, rows_Bx2, totals, parts, Layout(mesh))
+        return gradient_of_rows(head, params, batch, dropout_keys_Bx2, totals, parts, Layout(mesh))
 
     def of_own_rows(
-        params: Params, batch: Batch, rows_Bx2: jax.Array, totals: Sums
+        params: Params, batch: Batch, dropout_keys_Bx2: jax.Array, totals: Sums
     ) -> tuple[Any, jax.Array, Sums]:
         params = jax.tree.map(
             lambda x, sharding: _gather(x, sharding, message_dtype), params, shardings)
         grads, loss, sums = gradient_of_rows(
-            head, params, batch, rows_Bx2, totals, parts, Layout(mesh))
+            head, params, batch, dropout_keys_Bx2, totals, parts, Layout(mesh))
         grads = jax.tree.map(
             lambda x, sharding: _reduce(x, sharding, mesh, message_dtype), grads, shardings)
         return grads, *jax.lax.psum((loss, sums), BATCH_AXES)
@@ -64,7 +64,7 @@ def global_gradient(
         of_own_rows, mesh=mesh, in_specs=(split, rows, rows, replicated),
         out_specs=(split, replicated, replicated), check_vma=False,
         axis_names=manual_axes(mesh),
-    )(params, batch, rows_Bx2, totals)
+    )(params, batch, dropout_keys_Bx2, totals)
 
 
 def manual_axes(mesh: Mesh) -> set[str]:
@@ -195,23 +195,23 @@ def _flat(x: jax.Array, sharding: NamedSharding) -> jax.Array:
 
 
 def gradient_of_rows(
-    head: Trainable, params: Params, batch: Batch, rows_Bx2: jax.Array, totals: Sums, parts: int,
-    layout: Layout,
+    head: Trainable, params: Params, batch: Batch, dropout_keys_Bx2: jax.Array, totals: Sums,
+    parts: int, layout: Layout,
 ) -> tuple[Any, jax.Array, Sums]:
     """Gradient, loss and sums of these rows of a batch, accumulated over `parts` parts of them.
 
     Args:
-      head, params, rows_Bx2, parts: as for `global_gradient`.
+      head, params, dropout_keys_Bx2, parts: as for `global_gradient`.
       batch: the rows, of a global batch with these `totals`.
       totals: `head.totals` of the global batch.
       layout: of the rows.
     """
     value_and_grad = jax.value_and_grad(head.loss, has_aux=True)
     if parts == 1:
-        (loss, sums), grads = value_and_grad(params, batch, totals, rows_Bx2)
+        (loss, sums), grads = value_and_grad(params, batch, totals, dropout_keys_Bx2)
         return grads, loss, sums
     if head.loss_spans_batch:
-        return _in_two_passes(head, params, batch, rows_Bx2, totals, parts, layout)
+        return _in_two_passes(head, params, batch, dropout_keys_Bx2, totals, parts, layout)
 
     def of_part(part: tuple[Batch, jax.Array]) -> tuple[Any, jax.Array, Sums]:
         (loss, sums), grads = value_and_grad(params, part[0], totals, part[1])
@@ -220,7 +220,7 @@ def gradient_of_rows(
     def add(carry: Any, part: tuple[Batch, jax.Array]) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, carry, of_part(part)), None
 
-    all_parts = _split((dict(batch), rows_Bx2), parts, layout)
+    all_parts = _split((dict(batch), dropout_keys_Bx2), parts, layout)
     grads, loss, sums = jax.eval_shape(of_part, jax.tree.map(lambda x: x[0], all_parts))
     zeros = (_zeros_of(grads), *jax.tree.map(jnp.zeros_like, (loss, sums)))
     (grads, loss, sums), _ = jax.lax.scan(add, zeros, all_parts)
@@ -247,7 +247,7 @@ def _joined(x: jax.Array) -> jax.Array:
 
 
 def _in_two_passes(
-    head: Any, params: Params, batch: Batch, rows_Bx2: jax.Array, totals: Sums, parts: int,
+    head: Any, params: Params, batch: Batch, dropout_keys_Bx2: jax.Array, totals: Sums, parts: int,
     layout: Layout,
 ) -> tuple[Any, jax.Array, Sums]:
     """`gradient_of_rows` for a loss that compares all examples of the batch.
@@ -255,7 +255,7 @@ def _in_two_passes(
     It first computes all outputs, and then the gradients part by part, with a second forward pass
     (Gao et al., 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup").
     """
-    all_parts = _split((dict(batch), rows_Bx2), parts, layout)
+    all_parts = _split((dict(batch), dropout_keys_Bx2), parts, layout)
     outputs = jax.lax.map(lambda part: head.outputs(params, *part), all_parts)
     loss_and_gradient = jax.value_and_grad(head.loss_of, has_aux=True)
     (loss, sums), d_outputs = loss_and_gradient(jax.tree.map(_joined, outputs), batch, totals)

@@ -13,7 +13,7 @@ import optax
 from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bert_jax.kernels.dropout import dropout_rows
+from bert_jax.kernels.dropout import dropout_keys
 from bert_jax.model.layers import Names, Parameter, declared_parameters, path_names
 from bert_jax.model.trainable import Batch, Params, Trainable
 from bert_jax.runtime.on_cpu import compiler_options
@@ -169,9 +169,10 @@ def make_train_step(
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         optimizer, schedule = optimizer_of(inputs.learning_rates)
         batch_size = next(iter(batch.values())).shape[0]
-        rows_Bx2 = dropout_rows(inputs.seed, state.step, jnp.arange(batch_size, dtype=jnp.uint32))
+        rows_B = jnp.arange(batch_size, dtype=jnp.uint32)
+        dropout_keys_Bx2 = dropout_keys(inputs.seed, state.step, rows_B)
         grads, loss, sums = global_gradient(
-            head, state.params, batch, layout(rows_Bx2, 'batch', None), accumulation_steps,
+            head, state.params, batch, layout(dropout_keys_Bx2, 'batch', None), accumulation_steps,
             mesh, kept.params, message_dtype)
         grads = _without_frozen(grads, frozen)
         norm = global_norm(grads)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bert_jax.kernels.dropout import dropout_rows
+from bert_jax.kernels.dropout import dropout_keys
 from bert_jax.model.trainable import Batch, Params, Sums, Trainable
 from bert_jax.runtime.checksum import checksum_on_device
 from bert_jax.runtime.errors import FaultyChip
@@ -39,16 +39,17 @@ def make_verify(
     replicated = PartitionSpec()
 
     def of_device(params: Params, own: tuple[Batch, jax.Array], totals: Sums) -> jax.Array:
-        batch, rows_Bx2 = own
+        batch, dropout_keys_Bx2 = own
         grads, loss, _ = gradient_of_rows(
-            head, params, batch, rows_Bx2, totals, accumulation_steps, Layout(mesh))
+            head, params, batch, dropout_keys_Bx2, totals, accumulation_steps, Layout(mesh))
         sums = [checksum_on_device(x) for x in jax.tree.leaves((grads, loss))]
         return jnp.stack(sums).sum()[None]
 
     def checksums(state: TrainState, batch: Batch, moved_by: jax.Array) -> jax.Array:
         batch_size = next(iter(batch.values())).shape[0]
-        rows_Bx2 = dropout_rows(seed, state.step, jnp.arange(batch_size, dtype=jnp.uint32))
-        moved = jax.tree.map(lambda x: jnp.roll(x, moved_by, axis=0), (dict(batch), rows_Bx2))
+        dropout_keys_Bx2 = dropout_keys(seed, state.step, jnp.arange(batch_size, dtype=jnp.uint32))
+        moved = jax.tree.map(
+            lambda x: jnp.roll(x, moved_by, axis=0), (dict(batch), dropout_keys_Bx2))
         return jax.shard_map(
             of_device, mesh=mesh, in_specs=(replicated, rows, replicated), out_specs=rows,
             check_vma=False, axis_names=manual_axes(mesh),

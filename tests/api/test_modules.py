@@ -10,7 +10,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import bert_jax
 from bert_jax.heads import HEADS
-from bert_jax.kernels.dropout import dropout_rows
+from bert_jax.kernels.dropout import dropout_keys
 from tests.api.recorded_models import assert_same_outputs, model_and_batch, outputs
 from tests.conftest import RECORDED
 from tests.tiny_models import assert_close, jit
@@ -120,7 +120,7 @@ def test_gradients_with_dropout_are_those_of_the_projects_head():
     bert, batch, _ = model_and_batch('classification')
     head = HEADS['classification'](bert.module.config, 3)
     labels = np.array([0, 2, 1])
-    rows = dropout_rows(5, 7, jnp.arange(3))
+    rows = dropout_keys(5, 7, jnp.arange(3))
 
     def loss(params):
         logits = bert.module.apply({'params': params}, **batch, dropout_at=(5, 7))['logits']

@@ -22,7 +22,7 @@ def attention_with_gradient(
       qkv: [B, L, 3, N, D], any float.
       bias: [3, N, D].
       segments: [B, L], the number of each token's sequence.
-      rows: [B, 2], of `dropout_rows`.
+      rows: [B, 2], of `dropout_keys`.
       d_out: [B, L, N, D], the gradient of the output.
       rate: of dropout.
       window: how many tokens around its own a token attends to; 0: all.

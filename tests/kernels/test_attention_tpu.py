@@ -33,8 +33,8 @@ def kernel(
 
 
 @functools.cache
-def dropout_rows():
-    return np.asarray(drop.dropout_rows(1, 2, jnp.arange(5, 25)))
+def dropout_keys():
+    return np.asarray(drop.dropout_keys(1, 2, jnp.arange(5, 25)))
 
 
 def inputs(batch, length, heads, dtype=jnp.float32, packed=False, dim=64, scale=1.0):
@@ -60,7 +60,7 @@ def inputs(batch, length, heads, dtype=jnp.float32, packed=False, dim=64, scale=
         segments = np.where(segments, 4 - segments, 0)
     else:
         segments = place < rng.integers(length // 2, length, (batch, 1))
-    return qkv, bias, segments.astype(np.int32), dropout_rows()[:batch], d_out
+    return qkv, bias, segments.astype(np.int32), dropout_keys()[:batch], d_out
 
 
 def cut_into_chunks(monkeypatch, most):

@@ -14,7 +14,7 @@ SHAPE = (8, 64, 128)  # 65,536 elements
 
 
 def rows(seed=0, step=0, count=SHAPE[0], first=0):
-    return drop.dropout_rows(seed, step, jnp.arange(first, first + count, dtype=jnp.uint32))
+    return drop.dropout_keys(seed, step, jnp.arange(first, first + count, dtype=jnp.uint32))
 
 
 def kept(rate=0.1, shape=SHAPE, site=drop.EMBEDDINGS, layer=0, seed=0, step=0, first=0):
@@ -120,18 +120,20 @@ def test_a_part_of_the_lines_has_its_part_of_the_draws():
 
 def test_draws_of_an_evaluation_follow_from_the_content_of_a_row_alone():
     ids = jax.random.randint(jax.random.key(0), (64, 32), 0, 1000)
-    keys = np.asarray(drop.rows_of(ids))
-    np.testing.assert_array_equal(keys[::-1], drop.rows_of(ids[::-1]))
-    np.testing.assert_array_equal(keys[:3], drop.rows_of(ids[:3]))
+    keys = np.asarray(drop.keys_from_content(ids))
+    np.testing.assert_array_equal(keys[::-1], drop.keys_from_content(ids[::-1]))
+    np.testing.assert_array_equal(keys[:3], drop.keys_from_content(ids[:3]))
     swapped = ids.at[:, :2].set(ids[:, 1::-1])
-    every = np.concatenate([keys, drop.rows_of(swapped), drop.rows_of(ids.at[:, 5].add(1))])
+    changed = ids.at[:, 5].add(1)
+    every = np.concatenate(
+        [keys, drop.keys_from_content(swapped), drop.keys_from_content(changed)])
     assert len(np.unique(every[:, 0])) == len(every)
 
 
 def test_another_model_has_other_masks():
-    assert drop.rows_of_another(None, 1) is None
+    assert drop.keys_of_further_model(None, 1) is None
     x = jnp.ones(SHAPE)
     masks = [np.asarray(drop.dropout(x, 0.5, keys, drop.EMBEDDINGS)) for keys in (
-        rows(), drop.rows_of_another(rows(), 1), drop.rows_of_another(rows(), 2))]
+        rows(), drop.keys_of_further_model(rows(), 1), drop.keys_of_further_model(rows(), 2))]
     for a, b in itertools.combinations(masks, 2):
         assert abs(correlation(a, b)) < 5 / np.sqrt(a.size)

@@ -124,7 +124,7 @@ def test_dropout_is_on_what_the_adapter_reads_alone():
     head = head_with(DROPPING, **STILL)
     params = random_params(head)
     batch = batch_of(2)
-    keys = drop.dropout_rows(0, 1, jnp.arange(2))
+    keys = drop.dropout_keys(0, 1, jnp.arange(2))
     found = outputs_of(head)
     drawn = found(params, batch, keys)['logits']
     assert np.abs(drawn - found(params, batch)['logits']).max() > 0.01
@@ -145,7 +145,7 @@ def test_the_adapters_of_all_dense_layers_have_masks_of_their_own(monkeypatch):
     head = head_with(DROPPING, **STILL, num_layers=2)
     params = jax.eval_shape(head.init, jax.random.key(0))
     monkeypatch.setattr(drop, 'dropout', spy)
-    jax.eval_shape(head.outputs, params, batch_of(2), drop.dropout_rows(0, 1, jnp.arange(2)))
+    jax.eval_shape(head.outputs, params, batch_of(2), drop.dropout_keys(0, 1, jnp.arange(2)))
     sites = (drop.QKV_ADAPTER, drop.ATTENTION_OUTPUT_ADAPTER, drop.INTERMEDIATE_ADAPTER,
              drop.FFN_OUTPUT_ADAPTER)
     # The last layer reads twice for one projection: for queries where they are wanted, and for the

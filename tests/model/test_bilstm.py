@@ -158,7 +158,7 @@ def logits(params, batch, rows=None, config=CONFIG):
 
 def test_the_encoder_is_frozen_and_all_else_learns(tagger_params, batch):
     def loss(params):
-        x = logits(params, batch, drop.dropout_rows(0, 0, jnp.arange(8)))
+        x = logits(params, batch, drop.dropout_keys(0, 0, jnp.arange(8)))
         assert x.shape == (8, 12, LABELS) and x.dtype == jnp.float32
         return jnp.sum(jnp.square(x) * batch['sequence_ids'][..., None])
 
@@ -172,7 +172,7 @@ def test_the_encoder_is_frozen_and_all_else_learns(tagger_params, batch):
 
 def test_dropout_is_drawn_around_the_lstm_but_not_in_the_encoder(tagger_params, batch):
     of = jit(logits, static_argnames='config')
-    rows = [drop.dropout_rows(seed, 0, jnp.arange(8)) for seed in (0, 0, 1)]
+    rows = [drop.dropout_keys(seed, 0, jnp.arange(8)) for seed in (0, 0, 1)]
     plain = of(tagger_params, batch)
     first, same, other = (of(tagger_params, batch, r) for r in rows)
     np.testing.assert_array_equal(first, same)

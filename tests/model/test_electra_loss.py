@@ -168,16 +168,16 @@ def test_its_loss_and_gradients_are_those_of_a_transcription():
     likely = batch['masked_lm_ids'][0, 0]  # so that it is drawn in its own place, too
     biases = params['generator']['predictions']
     biases['output_bias'] = biases['output_bias'].at[likely].add(8.0)
-    rows_Bx2 = drop.dropout_rows(0, 7, jnp.arange(4))
+    dropout_keys_Bx2 = drop.dropout_keys(0, 7, jnp.arange(4))
 
     def loss_and_sums(params):
         arrays = {name: jnp.asarray(x) for name, x in batch.items()}
-        return HEAD.loss(params, arrays, HEAD.totals(arrays), rows_Bx2)
+        return HEAD.loss(params, arrays, HEAD.totals(arrays), dropout_keys_Bx2)
 
     (loss, sums), gradients = jit(jax.value_and_grad(loss_and_sums, has_aux=True))(params)
 
     theirs = Transcription(torch, flatten_dict(params, sep='/'))
-    noise = drop.gumbel(rows_Bx2, (SLOTS, CONFIG.padded_vocab_size), drop.HEAD)
+    noise = drop.gumbel(dropout_keys_Bx2, (SLOTS, CONFIG.padded_vocab_size), drop.HEAD)
     tensors = {name: torch.tensor(x) for name, x in batch.items()}
     expected, of_words, of_tokens, num_replaced = theirs.loss(tensors, np.asarray(noise))
     expected.backward()

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 CONFIG = ModelConfig(
     vocab_size=300, num_layers=2, hidden_size=32, num_heads=4, intermediate_size=64,
     max_position_embeddings=24, hidden_dropout=0.2, attention_dropout=0.3, initializer_range=0.1)
-ROWS = drop.dropout_rows(3, 5, jnp.arange(4))
+ROWS = drop.dropout_keys(3, 5, jnp.arange(4))
 
 
 def config(**changes):

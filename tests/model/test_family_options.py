@@ -157,7 +157,7 @@ def test_rematerialisation_changes_nothing_with_dropout_on(family, remat, num_la
         pooler_dropout=0.3)
     params = random_params(Pretraining(noisy))
     batch = packed_batch()
-    rows = drop.dropout_rows(3, 5, jnp.arange(2))
+    rows = drop.dropout_keys(3, 5, jnp.arange(2))
 
     def gradients(config):
         def loss(params):
@@ -273,7 +273,7 @@ def test_pooler_dropout_is_in_front_of_the_pooler():
     params = random_params(Pretraining(config))
     batch = packed_batch()
     ids, numbers, segments, _, positions = arguments(batch)
-    rows = drop.dropout_rows(3, 5, jnp.arange(2))
+    rows = drop.dropout_keys(3, 5, jnp.arange(2))
     inputs = (ids, numbers, segments, rows, positions, batch['cls_positions'])
     found = encode(config, params, *inputs)
     read = drop.dropout(

@@ -32,7 +32,7 @@ def inputs(length, batch=2, seed=0):
         jnp.asarray(rng.standard_normal((batch, length, 3, N, D)), jnp.float32),
         jnp.asarray(rng.standard_normal((3, N, D)), jnp.float32),
         jnp.asarray(segments, jnp.int32),
-        drop.dropout_rows(1, 2, jnp.arange(5, 5 + batch)),
+        drop.dropout_keys(1, 2, jnp.arange(5, 5 + batch)),
         jnp.asarray(rng.standard_normal((batch, length, N, D)), jnp.float32))
 
 

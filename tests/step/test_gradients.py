@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bert_jax.heads.pretraining import Pretraining
-from bert_jax.kernels.dropout import dropout_rows
+from bert_jax.kernels.dropout import dropout_keys
 from bert_jax.model.encoder import look_up
 from bert_jax.model.layers import ModelConfig
 from bert_jax.sharding import Layout, to_global, tree_shardings
@@ -58,9 +58,9 @@ def lowered_gradient(axes, message_dtype, parts=1):
     batch = to_global(on, rows_of_bert(), BATCH_SIZE, range(BATCH_SIZE))
 
     def gradient(params, batch):
-        rows_Bx2 = dropout_rows(0, 0, jnp.arange(BATCH_SIZE, dtype=jnp.uint32))
+        dropout_keys_Bx2 = dropout_keys(0, 0, jnp.arange(BATCH_SIZE, dtype=jnp.uint32))
         return global_gradient(
-            head, params, batch, rows_Bx2, parts, on, shardings, message_dtype)
+            head, params, batch, dropout_keys_Bx2, parts, on, shardings, message_dtype)
 
     return jit(gradient).lower(params, batch), (params, batch)
 
@@ -153,9 +153,9 @@ class CountedRows:
     def __init__(self):
         self.rows = set()
 
-    def loss(self, params, batch, totals, rows_Bx2):
-        self.rows.add(len(rows_Bx2))
-        return (params * batch['x']).sum(), {'rows': jnp.float32(len(rows_Bx2))}
+    def loss(self, params, batch, totals, dropout_keys_Bx2):
+        self.rows.add(len(dropout_keys_Bx2))
+        return (params * batch['x']).sum(), {'rows': jnp.float32(len(dropout_keys_Bx2))}
 
 
 @pytest.mark.parametrize(('parts', 'at_once'), [(1, 8), (4, 2)])

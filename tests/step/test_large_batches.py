@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from bert_jax.heads.retrieval import Retrieval, ScoredPairs
-from bert_jax.kernels.dropout import dropout_rows
+from bert_jax.kernels.dropout import dropout_keys
 from bert_jax.model.layers import ModelConfig
 from bert_jax.rows.packing import Plan, Units, packed_batch
 from bert_jax.rows.sequences import Sequences
@@ -51,7 +51,7 @@ def gradient(name, num_devices, parts):
     shardings = jax.tree.map(
         lambda x: x.sharding, abstract_state(head, optax.sgd(1.0), mesh).params)
     params = random_like(jax.eval_shape(head.init, jax.random.key(0)), scale=0.3)
-    keys = dropout_rows(7, 3, np.arange(NUM_PAIRS))
+    keys = dropout_keys(7, 3, np.arange(NUM_PAIRS))
 
     @jax.jit
     def compute(params, batch, keys):

@@ -293,8 +293,8 @@ def test_evaluation_uses_no_dropout_and_gives_sums():
 class Broken(Toy):
     """A task whose loss is a little off on device 5."""
 
-    def loss(self, params, batch, totals, rows_Bx2):
-        loss, sums = super().loss(params, batch, totals, rows_Bx2)
+    def loss(self, params, batch, totals, dropout_keys_Bx2):
+        loss, sums = super().loss(params, batch, totals, dropout_keys_Bx2)
         axis_index = jax.lax.axis_index
         device = axis_index('data') * jax.lax.axis_size('fsdp') + axis_index('fsdp')
         return loss * jnp.where(device == 5, 1.0 + 2e-7, 1.0), sums

@@ -16,7 +16,7 @@ import scipy.stats
 from ml_collections import ConfigDict
 
 from bert_jax.heads.reranking import LOSSES
-from bert_jax.kernels.dropout import dropout_rows
+from bert_jax.kernels.dropout import dropout_keys
 from bert_jax.model.layers import ModelConfig
 from bert_jax.rows.packing import Plan, Planner, Units, packed_batch
 from bert_jax.rows.sequences import Sequences
@@ -225,7 +225,7 @@ def gradient(loss, num_devices, parts):
         return grads, value
 
     batch = to_global(mesh, batch, num_rows, np.arange(num_rows))
-    keys = dropout_rows(7, 3, np.arange(num_rows))
+    keys = dropout_keys(7, 3, np.arange(num_rows))
     return jax.device_get(of_batch(jax.device_put(parameters(head), shardings), batch, keys))
 
 

@@ -27,7 +27,7 @@ from bert_jax import sharding
 from bert_jax.config.bert_config import BertConfig
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.heads.retrieval import Retrieval
-from bert_jax.kernels.dropout import dropout_rows
+from bert_jax.kernels.dropout import dropout_keys
 from bert_jax.model.layers import ModelConfig
 from bert_jax.rows.packing import Plan, Units, packed_batch
 from bert_jax.rows.sequences import Sequences
@@ -173,7 +173,7 @@ def loss_of_pairs(mesh):
 
     @jax.jit
     def compute(params, batch):
-        keys = dropout_rows(7, 3, np.arange(16))
+        keys = dropout_keys(7, 3, np.arange(16))
         grads, loss, _ = global_gradient(head, params, batch, keys, 1, mesh, shardings, 'float32')
         embeddings = flatten_dict(grads['bert']['embeddings'], sep='/')
         return {'loss': loss, 'norms': jax.tree.map(jnp.linalg.norm, embeddings)}

@@ -31,8 +31,8 @@ class Toy:
     def totals(self, batch):
         return {'rows': jnp.maximum(batch['weights'].sum(), 1.0)}
 
-    def loss(self, params, batch, totals, rows_Bx2):
-        x = dropout(batch['x'], 0.5, rows_Bx2, CLASSIFIER)
+    def loss(self, params, batch, totals, dropout_keys_Bx2):
+        x = dropout(batch['x'], 0.5, dropout_keys_Bx2, CLASSIFIER)
         prediction = x @ params['dense']['kernel'] + params['dense']['bias']
         squares_of_rows = jnp.square(prediction - batch['y']).mean(axis=-1)
         squares = jnp.sum(squares_of_rows * batch['weights'])
