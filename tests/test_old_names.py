@@ -24,6 +24,9 @@ def test_a_module_that_has_moved_is_found_by_its_old_name(old):
     ('bert_jax.rows.recipe.Counts', 'bert_jax.rows.pairs.RowStatistics'),
     ('bert_jax.rows.pretrain.PretrainExamples', 'bert_jax.rows.text_rows.WholeTextRows'),
     ('bert_jax.data.pairs.Sequences', 'bert_jax.rows.sequences.Sequences'),
+    ('bert_jax.model.dropout.dropout_rows', 'bert_jax.kernels.dropout.dropout_keys'),
+    ('bert_jax.kernels.dropout.rows_of', 'bert_jax.kernels.dropout.keys_from_content'),
+    ('bert_jax.kernels.dropout.rows_of_another', 'bert_jax.kernels.dropout.keys_of_further_model'),
 ])
 def test_a_name_that_has_moved_is_found_where_it_was(old, new):
     accept_old_names()

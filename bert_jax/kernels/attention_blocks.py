@@ -15,7 +15,8 @@ scores is not subtracted unless a sum is outside 2^-100 to 2^100; then the chunk
 with its keys and values read again if it visits other chunks.
 
     B: batch rows, S: sequence, E: chunk and margins, C: chunk, Q: queries, K: keys, H: hidden_size,
-    T: tiles of heads, N: heads of a tile, D: head_dim, L: lanes, M: marks of a token
+    T: tiles of heads, N: heads of a tile, D: head_dim, L: lanes, M: marks of a token, which are the
+    number of its sequence and, with dropout, its hash as a key
 """
 
 import functools
@@ -43,7 +44,7 @@ from bert_jax.kernels.attention_tiles import (
     dims_of,
     dot,
     gradient_scale,
-    joined,
+    with_spare_lanes,
     kept_probabilities,
     named_with_grid,
     only_head,
@@ -52,26 +53,26 @@ from bert_jax.kernels.attention_tiles import (
     scaled_with_bias,
     sequence_ranges,
     softmax_means,
-    spare_lines,
+    spare_lanes,
     sum_of_lines,
-    turned_back,
+    rotated_back,
 )
 
 _MOST_OF_CHUNK = 1024
 _MOST_OF_CHUNK_IN_SMALL_VMEM = 512
-# If it visits all chunks, a chunk of at most so many tokens leaves room for two tiles of heads.
+# The longest chunk that leaves room for two tiles of heads if it visits all chunks of a row.
 _CHUNK_OF_TWO_TILES = 512
-# Queries of a unit, if it visits a whole chunk; with a window, units are blocks of 128 tokens.
+# The most queries of a unit that visits a whole chunk; with a window, units are blocks of 128.
 _MOST_QUERIES = 256
 _LEAST_MARGIN = 64
-# Added to scores out of the window, and the first of all maxima.
+# What is added to scores outside the window; and the maximum of scores before the first visit.
 _OUT_OF_REACH = -(2.0**20)
 _LOWEST = -1e30
-# If log2 of a sum is within this, no exponent left the range of float32.
+# If log2 of a query's sum is between this and its negative, no exponential left float32's range.
 _SAFE_EXPONENT = 100.0
-# Chips with less VMEM give what they have.
+# The VMEM that the kernels may take; a chip that has less gives all of it.
 _VMEM_BYTES = 48 << 20
-# How many units a stage is behind the previous one.
+# How many units a stage is behind the previous one (`overlap`).
 _LAG = 2
 
 
@@ -91,35 +92,38 @@ def _chunk(length: int, settings: Settings) -> int:
 
 
 def padded_length(length: int, settings: Settings) -> int:
-    """Tokens of rows of whole chunks."""
+    """The length that rows are padded to: that of whole chunks."""
     chunk = _chunk(length, settings)
     return math.ceil(length / chunk) * chunk
 
 
 class Limits(NamedTuple):
-    """The longest rows, and the widest windows, whose work fits in VMEM."""
+    """The longest rows and the widest windows, in tokens, whose work fits into VMEM."""
 
     length: int
     window: int
 
 
 def limits(has_large_vmem: bool) -> Limits:
-    """The limits of a chip with 16 MiB of VMEM, or with more (`has_large_vmem`)."""
+    """The limits of a chip with 16 MiB of VMEM, or if `has_large_vmem` with more."""
     return Limits(8192, 2048) if has_large_vmem else Limits(2048, 512)
 
 
 class _Grid:
     """The grid (rows, groups of tiles, chunks, visits) and the blocks of a grid step.
 
-    A chunk's own grid steps are next to each other, and so are those of a group of tiles.
+    The visits of a chunk are successive grid steps, and so are the chunks of a group of tiles.
 
     Attributes:
       shape: of the grid.
       length: tokens of a row.
       chunk: tokens of a chunk.
       margin: tokens before and behind a chunk that it visits; 0: it visits all chunks.
-      heads: of a tile.
-      tiles: of a grid step.
+      heads: heads of a tile.
+      tiles: tiles of heads in a grid step.
+      num_chunks: chunks of a row.
+      reach: the greatest distance of two tokens that attend to each other; 0: any distance.
+      dtype: of queries, keys and values.
     """
 
     def __init__(self, qkv_BxSx3H: Any, settings: Settings) -> None:
@@ -149,7 +153,7 @@ class _Grid:
 
     @property
     def summed_queries(self) -> int:
-        """Queries whose gradients are sums over chunks that are not all done."""
+        """Queries whose gradients are still summed, because chunks to come may visit them."""
         if self.visits_all:
             return self.length
         return self.chunk + 2 * self.margin
@@ -161,7 +165,7 @@ class _Grid:
             (1, self.chunk, self.tiles * LANES), lambda i, j, c, v: (i, c, part * groups + j))
 
     def visited(self, part: int = 0) -> tuple[pl.BlockSpec, ...]:
-        """As `own`, of what a chunk visits: another chunk; or itself, between its margins."""
+        """What a chunk visits, as blocks like `own`: a chunk; or a margin, itself and a margin."""
         groups = self.shape[1]
         width = self.tiles * LANES
         if self.visits_all:
@@ -182,21 +186,21 @@ class _Grid:
         """The block of all marks of a row."""
         return pl.BlockSpec((1, *marks_BxMxS.shape[1:]), lambda i, j, c, v: (i, 0, 0))
 
-    def lines(self, length: int) -> pl.BlockSpec:
-        """The block of a whole row in an array [B, T, N, length]."""
+    def scalars(self, length: int) -> pl.BlockSpec:
+        """The block of a whole row in an array [B, T, N, length]: a number for each query."""
         return pl.BlockSpec(
             (1, self.tiles, self.heads, length), lambda i, j, c, v: (i, j, 0, 0))
 
     @property
     def ranges(self) -> pl.BlockSpec | None:
-        """The block of a row's ranges [B, chunks, 2], as scalars; None with a window."""
+        """The block of a row's sequence ranges [B, chunks, 2], in SMEM; None with a window."""
         if not self.visits_all:
             return None
         return pl.BlockSpec(
             (1, self.num_chunks, 2), lambda i, j, c, v: (i, 0, 0), memory_space=pltpu.SMEM)
 
     def units(self, *, own_are_queries: bool) -> list['_Unit']:
-        """A grid step's work, in order."""
+        """A grid step's work, in order; the chunk's own tokens are queries, or else keys."""
         if self.visits_all:
             size = math.gcd(self.chunk, _MOST_QUERIES)
             all_keys = slice(0, self.chunk)
@@ -251,7 +255,7 @@ class _Unit(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """Which grid step this is."""
+    """The indices of a grid step, and what follows from them; traced."""
 
     row: Any
     group: Any
@@ -284,7 +288,7 @@ class _Step(NamedTuple):
         return jnp.logical_not(is_before | is_behind)
 
     def lanes(self, part: int) -> Any:
-        """This step's lanes of a part of [B, S, 3H]."""
+        """The lanes of this step's tiles in a part (queries, keys or values) of [B, S, 3H]."""
         width = self.grid.tiles * LANES
         first = (part * self.grid.shape[1] + self.group) * width
         return pl.ds(pl.multiple_of(first, LANES), width)
@@ -315,7 +319,7 @@ class _Step(NamedTuple):
 
 
 def _ranges(marks_BxMxS: jax.Array, grid: _Grid) -> jax.Array | None:
-    """The least and greatest number of a chunk's sequences [B, chunks, 2]; None with a window."""
+    """The least and greatest sequence number in each chunk [B, chunks, 2]; None with a window."""
     if not grid.visits_all:
         return None
     return sequence_ranges(marks_BxMxS[:, 0], grid.chunk)
@@ -330,15 +334,15 @@ class _Scratch(NamedTuple):
     """A grid step's working memory. `prepare` writes all but the last for all steps of a row.
 
     Attributes:
-      spare_queries, spare_keys: what the spare lanes of queries and keys hold, [S + margins, L].
-      key_places: dropout's places of keys as columns, [S + margins, L] int32.
-      band: what is added to the scores of a unit [K, Q]: 0 where the window reaches.
-      buffer: arrays [K, Q] between a unit's stages, [arrays, slots, K, Q].
+      spare_queries, spare_keys: the spare lanes of queries and keys, [S + margins, L].
+      key_hashes: dropout hashes of keys, each in all lanes, [S + margins, L] int32.
+      band: what is added to the scores of a unit [K, Q]: 0 within the window, else -2^20.
+      buffer: what one stage of a unit hands to the next, [arrays, slots, K, Q].
     """
 
     spare_queries: Any
     spare_keys: Any
-    key_places: Any
+    key_hashes: Any
     band: Any
     buffer: Any
 
@@ -347,16 +351,16 @@ class _Scratch(NamedTuple):
         pl.when(step.is_first_of_row)(functools.partial(self._prepare, step.grid, marks_ref))
 
     def _prepare(self, grid: _Grid, marks_ref: Any) -> None:
-        has_places = marks_ref.shape[1] > 1
+        has_dropout = marks_ref.shape[1] > 1
 
         def block(index: jax.Array, _: None) -> None:
             tokens = pl.ds(pl.multiple_of(index * LANES, LANES), LANES)
-            queries_LxL, keys_LxL = spare_lines(
+            queries_LxL, keys_LxL = spare_lanes(
                 marks_ref[0, pl.ds(0, 1), tokens], self.spare_keys.dtype)
             self.spare_queries[tokens] = queries_LxL.T
             self.spare_keys[tokens] = keys_LxL.T
-            if has_places:
-                self.key_places[tokens] = column(marks_ref[0, pl.ds(1, 1), tokens])
+            if has_dropout:
+                self.key_hashes[tokens] = column(marks_ref[0, pl.ds(1, 1), tokens])
 
         lax.fori_loop(0, grid.padded // LANES, block, None)
         if grid.visits_all:
@@ -368,22 +372,22 @@ class _Scratch(NamedTuple):
 
 
 class _ForwardInputs(NamedTuple):
-    """The forward kernel's inputs: arrays, or blocks of them, or their references in VMEM.
+    """The forward kernel's inputs: arrays; or their block specs; or, in the kernel, references.
 
-    Keys and values are what a chunk visits, in one or three pieces.
+    Keys and values are those that a chunk visits, in one or three pieces.
     """
 
     queries: Any
     keys: Any
     values: Any
     marks: Any
-    lines: Any  # None without dropout
+    query_hashes: Any  # None without dropout
     ranges: Any  # None with a window
     qkv: Any  # [B, S, 3H], not in VMEM
 
 
 def _forward(  # type: ignore[no-untyped-def]
-    qkv_BxSx3H, bias_3H, marks_BxMxS, lines_BxTxNxS, settings
+    qkv_BxSx3H, bias_3H, marks_BxMxS, query_hashes_BxTxNxS, settings
 ):
     """Context [B, S, H], and the residuals."""
     qkv = scaled_with_bias(qkv_BxSx3H, bias_3H, settings)
@@ -396,7 +400,7 @@ def _forward(  # type: ignore[no-untyped-def]
         keys=grid.visited(KEY),
         values=grid.visited(VALUE),
         marks=grid.marks(marks_BxMxE),
-        lines=None if lines_BxTxNxS is None else grid.lines(length),
+        query_hashes=None if query_hashes_BxTxNxS is None else grid.scalars(length),
         ranges=grid.ranges,
         qkv=pl.BlockSpec(memory_space=pl.ANY))
     pieces = len(inputs.keys)
@@ -405,7 +409,7 @@ def _forward(  # type: ignore[no-untyped-def]
         name=named_with_grid('attention_forward_blocks', grid.shape),
         grid=grid.shape,
         in_specs=[inputs],
-        out_specs=[grid.own(), grid.lines(length)],
+        out_specs=[grid.own(), grid.scalars(length)],
         out_shape=[
             jax.ShapeDtypeStruct((batch, length, hidden3 // 3), qkv.dtype),
             jax.ShapeDtypeStruct(
@@ -415,9 +419,9 @@ def _forward(  # type: ignore[no-untyped-def]
         compiler_params=_COMPILER_PARAMS,
         interpret=settings.interpret,
     )(_ForwardInputs(
-        qkv, (qkv,) * pieces, (qkv,) * pieces, marks_BxMxE, lines_BxTxNxS,
+        qkv, (qkv,) * pieces, (qkv,) * pieces, marks_BxMxE, query_hashes_BxTxNxS,
         _ranges(marks_BxMxE, grid), qkv))
-    residuals = qkv, marks_BxMxE, lines_BxTxNxS, log_sums_BxTxNxS, context_BxSxH
+    residuals = qkv, marks_BxMxE, query_hashes_BxTxNxS, log_sums_BxTxNxS, context_BxSxH
     return context_BxSxH, residuals
 
 
@@ -460,14 +464,15 @@ def _forward_kernel(
 
 
 class _Sums(NamedTuple):
-    """Sums over the visits of a chunk so far.
+    """Sums over the visits of a chunk so far, as running softmax needs them; and what repeats need.
 
     Attributes:
-      context: of exponentials times values [tiles, L, C].
-      highest: the maximum of scores [tiles, N, C], which is subtracted from exponents; 0 at first.
-      exponentials: [tiles, N, C].
-      keys_and_values: of a chunk that is visited again [2, C, lanes].
-      semaphores: of their copies.
+      context: sums of exponentials times values [tiles, L, C].
+      highest: what is subtracted from scores before `exp2` [tiles, N, C]: 0, or if the chunk is
+        computed again the maximum of scores so far.
+      exponentials: sums of exponentials [tiles, N, C].
+      keys_and_values: those of a chunk that is visited again [2, C, lanes].
+      semaphores: those of the copies of `keys_and_values`.
     """
 
     context: Any
@@ -512,11 +517,11 @@ class _ForwardStep:
             self._values_LxE[unit.tile] = _tokens(self._inputs.values, unit.tile).T
         first_key = self._step.visited_start + unit.keys.start
         first_query = self._step.own_start + unit.queries.start
-        keys = joined(
+        keys = with_spare_lanes(
             _tokens(self._inputs.keys, unit.tile, unit.keys),
             self._scratch.spare_keys[_part(first_key, unit.keys)],
             unit.head, head_dim)
-        queries = joined(
+        queries = with_spare_lanes(
             self._inputs.queries[0, unit.queries, unit.lanes],
             self._scratch.spare_queries[_part(first_query, unit.queries)],
             unit.head, head_dim)
@@ -529,34 +534,37 @@ class _ForwardStep:
         return scores_KxQ + self._scratch.band[...]
 
     def _softmax(self, unit: _Unit, scores_KxQ: jax.Array) -> tuple[int, jax.Array]:
-        """Buffers exponentials; returns their slot and their sums."""
+        """Buffers exponentials after dropout; returns their slot, and sums [1, Q] before it."""
         slot = self._units.index(unit) % (_LAG + 1)
         exp_KxQ = jnp.exp2(scores_KxQ)
         sum_1xQ = jnp.sum(exp_KxQ, axis=0, keepdims=True)
         if self._step.grid.visits_all:
             self._sums.exponentials[unit.tile, pl.ds(unit.head, 1), unit.queries] += sum_1xQ
         else:
-            self._log_sums_ref[self._line(unit)] = jnp.log2(sum_1xQ)
+            self._log_sums_ref[self._query_index(unit)] = jnp.log2(sum_1xQ)
         first_key = self._step.visited_start + unit.keys.start
-        line_1xQ = self._inputs.lines[self._line(unit)] if self._settings.rate else None
-        dropped_KxQ = self._dropped(exp_KxQ, line_1xQ, _part(first_key, unit.keys))
+        query_hashes_1xQ = None
+        if self._settings.rate:
+            query_hashes_1xQ = self._inputs.query_hashes[self._query_index(unit)]
+        dropped_KxQ = self._dropped(exp_KxQ, query_hashes_1xQ, _part(first_key, unit.keys))
         self._scratch.buffer[0, slot] = dropped_KxQ.astype(self._step.grid.dtype)
         return slot, sum_1xQ
 
-    def _dropped(self, probs_KxQ: jax.Array, line_1xQ: Any, keys: Any) -> jax.Array:
-        """Probabilities after dropout, not yet scaled by 1 / (1 - rate)."""
+    def _dropped(self, probs_KxQ: jax.Array, query_hashes_1xQ: Any, keys: Any) -> jax.Array:
+        """`probs` with zeros where dropout drops them, not scaled by 1 / (1 - rate)."""
         if not self._settings.rate:
             return probs_KxQ
-        kept_KxQ = kept_probabilities(line_1xQ, self._scratch.key_places[keys], self._settings.rate)
+        kept_KxQ = kept_probabilities(
+            query_hashes_1xQ, self._scratch.key_hashes[keys], self._settings.rate)
         return jnp.where(kept_KxQ, probs_KxQ, 0.0)
 
-    def _line(self, unit: _Unit) -> tuple[Any, ...]:
-        """The index of a unit's queries in an array of whole rows [1, tiles, N, S]."""
+    def _query_index(self, unit: _Unit) -> tuple[Any, ...]:
+        """The index that selects a unit's queries, [1, Q], in an array [1, tiles, N, S]."""
         first = self._step.chunk_start + unit.queries.start
         return 0, unit.tile, pl.ds(unit.head, 1), _columns(first, unit.queries)
 
     def _sum(self, unit: _Unit, softmax: tuple[int, jax.Array]) -> None:
-        """Adds to the context of a chunk; without more visits, writes it."""
+        """Adds to the context of a chunk; with a window, which takes one visit, writes it."""
         slot, sum_1xQ = softmax
         dims = dims_of(unit.head, self._settings.head_dim)
         values_DxK = self._values_LxE[unit.tile][dims, unit.keys]
@@ -572,7 +580,7 @@ class _ForwardStep:
             self._context_ref[0, unit.queries, unit.lanes] = context_QxL
 
     def _scale(self, sum_1xQ: jax.Array) -> jax.Array:
-        """What sums over exponentials times values are multiplied by."""
+        """The factor that makes sums of exponentials times values the context."""
         return 1.0 / (sum_1xQ * (1.0 - self._settings.rate))
 
     def finish(self) -> None:
@@ -584,10 +592,10 @@ class _ForwardStep:
         queries = pl.ds(self._step.chunk_start, grid.chunk)
         contexts_DxC = []
         for head in range(grid.heads):
-            line = tile, pl.ds(head, 1)
-            sum_1xC = self._sums.exponentials[line]
-            log_sum_1xC = self._sums.highest[line] + jnp.log2(sum_1xC)
-            self._log_sums_ref[0, *line, queries] = log_sum_1xC
+            head_index = tile, pl.ds(head, 1)
+            sum_1xC = self._sums.exponentials[head_index]
+            log_sum_1xC = self._sums.highest[head_index] + jnp.log2(sum_1xC)
+            self._log_sums_ref[0, *head_index, queries] = log_sum_1xC
             dims = dims_of(head, self._settings.head_dim)
             contexts_DxC.append(self._sums.context[tile, dims] * self._scale(sum_1xC))
         context_CxL = jnp.concatenate(contexts_DxC).astype(grid.dtype).T
@@ -642,7 +650,7 @@ class _ForwardStep:
     def _visit_safely(
         self, tile: jax.Array, keys_KxL: jax.Array, values_KxL: jax.Array, first_key: Any
     ) -> None:
-        """Adds a tile's sums over these keys, all of which each query visits."""
+        """Adds the sums of a tile's queries over these keys, with the maximum subtracted."""
         grid = self._step.grid
         keys = pl.ds(first_key, keys_KxL.shape[0])
         head_dim = self._settings.head_dim
@@ -656,17 +664,17 @@ class _ForwardStep:
                     pl.multiple_of(self._step.own_start + start, _LEAST_MARGIN), LANES)]
                 query_LxL = self._inputs.queries[0, queries, _lanes(tile)]
                 scores_KxL = dot(
-                    joined(keys_KxL, self._scratch.spare_keys[keys], head, head_dim),
-                    joined(query_LxL, spare, head, head_dim), 1, 1)
+                    with_spare_lanes(keys_KxL, self._scratch.spare_keys[keys], head, head_dim),
+                    with_spare_lanes(query_LxL, spare, head, head_dim), 1, 1)
                 if not grid.visits_all:
                     scores_KxL += _band(scores_KxL.shape, start + grid.margin, grid.reach)
-                line_1xL = None
+                query_hashes_1xL = None
                 if self._settings.rate:
-                    places = pl.ds(pl.multiple_of(self._step.chunk_start + start, LANES), LANES)
-                    line_1xL = self._inputs.lines[0, tile, pl.ds(head, 1), places]
+                    tokens = pl.ds(pl.multiple_of(self._step.chunk_start + start, LANES), LANES)
+                    query_hashes_1xL = self._inputs.query_hashes[0, tile, pl.ds(head, 1), tokens]
                 self._add_safely(
                     (tile, head, queries), scores_KxL, values_LxK[dims_of(head, head_dim)],
-                    functools.partial(self._dropped, line_1xQ=line_1xL, keys=keys))
+                    functools.partial(self._dropped, query_hashes_1xQ=query_hashes_1xL, keys=keys))
 
         lax.fori_loop(0, grid.chunk // LANES, block, None)
 
@@ -674,17 +682,17 @@ class _ForwardStep:
         self, place: tuple[jax.Array, int, Any], scores_KxQ: jax.Array, values_DxK: jax.Array,
         drop: Callable[[jax.Array], jax.Array],
     ) -> None:
-        """Adds to the sums of a head's queries, after scaling them to the new maximum."""
+        """Adds to the sums of a head's queries, after scaling these to the new maximum."""
         tile, head, queries = place
-        line = tile, pl.ds(head, 1), queries
+        query_index = tile, pl.ds(head, 1), queries
         sums = self._sums
-        before_1xQ = sums.highest[line]
+        before_1xQ = sums.highest[query_index]
         highest_1xQ = jnp.maximum(before_1xQ, jnp.max(scores_KxQ, axis=0, keepdims=True))
         factor_1xQ = jnp.exp2(before_1xQ - highest_1xQ)
         exp_KxQ = jnp.exp2(scores_KxQ - highest_1xQ)
-        sums.highest[line] = highest_1xQ
+        sums.highest[query_index] = highest_1xQ
         sum_1xQ = jnp.sum(exp_KxQ, axis=0, keepdims=True)
-        sums.exponentials[line] = sums.exponentials[line] * factor_1xQ + sum_1xQ
+        sums.exponentials[query_index] = sums.exponentials[query_index] * factor_1xQ + sum_1xQ
         context_DxQ = dot(values_DxK, drop(exp_KxQ).astype(values_DxK.dtype), 1, 0)
         dims = dims_of(head, self._settings.head_dim)
         sums.context[tile, dims, queries] = (
@@ -692,12 +700,12 @@ class _ForwardStep:
 
 
 def _band(shape: tuple[int, ...], first_query: Any, reach: int) -> jax.Array:
-    """What is added to scores [K, Q]: 0 within reach.
+    """What is added to scores [K, Q]: 0 within the window, else -2^20.
 
     Args:
       shape: of the scores.
-      first_query: the place of the first query, counted from the first key.
-      reach: how far away a key may be.
+      first_query: tokens from the first key to the first query; may be traced and negative.
+      reach: the greatest distance of a key within the window.
     """
     ahead = lax.broadcasted_iota(jnp.int32, shape, 0) - first_query
     ahead -= lax.broadcasted_iota(jnp.int32, shape, 1)
@@ -705,17 +713,17 @@ def _band(shape: tuple[int, ...], first_query: Any, reach: int) -> jax.Array:
 
 
 def _part(start: Any, tokens: slice) -> Any:
-    """As many tokens as a slice has, from a traced start, a multiple of 64."""
+    """The slice of as many tokens as another has, from a traced start, a multiple of 64."""
     return pl.ds(pl.multiple_of(start, _LEAST_MARGIN), tokens.stop - tokens.start)
 
 
 def _columns(start: Any, tokens: slice) -> Any:
-    """As `_part`, in the last dim, from a multiple of 128."""
+    """As `_part`, of the lanes of an array, where the start is a multiple of 128."""
     return pl.ds(pl.multiple_of(start, LANES), tokens.stop - tokens.start)
 
 
 def _tokens(pieces: tuple[Any, ...], tile: Any, tokens: slice | None = None) -> jax.Array:
-    """Some tokens (None: all) of a tile [S, L], from pieces that follow each other."""
+    """Some tokens (None: all) of a tile [S, L], from the pieces that a chunk visits, in order."""
     found = []
     start = 0
     for piece in pieces:
@@ -733,9 +741,9 @@ def _tokens(pieces: tuple[Any, ...], tile: Any, tokens: slice | None = None) -> 
 
 
 class _BackwardInputs(NamedTuple):
-    """The backward kernel's inputs: arrays, or blocks of them, or their references in VMEM.
+    """The backward kernel's inputs: arrays; or their block specs; or, in the kernel, references.
 
-    Queries, contexts and their gradients are what a chunk visits, in one or three pieces.
+    Queries, contexts and their gradients are those that a chunk visits, in one or three pieces.
     """
 
     keys: Any
@@ -745,7 +753,7 @@ class _BackwardInputs(NamedTuple):
     context: Any
     log_sums: Any
     marks: Any
-    lines: Any  # None without dropout
+    query_hashes: Any  # None without dropout
     ranges: Any  # None with a window
     rotation: Any  # None without rotary positions
 
@@ -755,13 +763,13 @@ def _backward(settings, residuals, d_context):  # type: ignore[no-untyped-def]
 
     The kernel writes the bias gradient as sums [B, 3, 8, H] over every eighth token of a row.
     """
-    qkv, marks, lines, log_sums, context = residuals
+    qkv, marks, query_hashes, log_sums, context = residuals
     batch, length, hidden3 = qkv.shape
     grid = _Grid(qkv, settings)
     margins = ((0, 0), (0, 0), (0, 0), (grid.margin, grid.margin))
     log_sums = jnp.pad(log_sums, margins)
-    if lines is not None:
-        lines = jnp.pad(lines, margins)
+    if query_hashes is not None:
+        query_hashes = jnp.pad(query_hashes, margins)
     angles = None
     if settings.rotary_base:
         angles = jnp.pad(rotation(length, settings), margins[1:])
@@ -771,9 +779,9 @@ def _backward(settings, residuals, d_context):  # type: ignore[no-untyped-def]
         queries=grid.visited(QUERY),
         d_context=grid.visited(),
         context=grid.visited(),
-        log_sums=grid.lines(grid.padded),
+        log_sums=grid.scalars(grid.padded),
         marks=grid.marks(marks),
-        lines=None if lines is None else grid.lines(grid.padded),
+        query_hashes=None if query_hashes is None else grid.scalars(grid.padded),
         ranges=grid.ranges,
         rotation=None)
     if angles is not None:
@@ -798,11 +806,11 @@ def _backward(settings, residuals, d_context):  # type: ignore[no-untyped-def]
         interpret=settings.interpret,
     )(_BackwardInputs(
         qkv, qkv, (qkv,) * pieces, (d_context,) * pieces, (context,) * pieces, log_sums, marks,
-        lines, _ranges(marks, grid), angles))
+        query_hashes, _ranges(marks, grid), angles))
     return d_qkv, jnp.sum(d_bias_Bx3x8xH, axis=(0, 2)).reshape(-1)
 
 
-# As `attention_tpu.attention_on_tpu`, of rows of `padded_length`, in the kernels' shapes.
+# What `attention_tpu.attention_on_tpu` calls for rows padded to `padded_length`.
 attention = attention_of_passes(_forward, _backward)
 
 
@@ -826,11 +834,11 @@ class _Gradients(NamedTuple):
     Attributes:
       d_qkv: the output [B, S, 3H], not in VMEM.
       d_bias: the block [1, 3, 8, lanes] of sums over tokens.
-      queries: sums of what a chunk visits [tiles, L, E], or of a whole row [tiles, L, S].
-      keys_and_values: sums of a chunk [2, tiles, L, C].
-      copied_queries: what is copied to the output, of a whole row [S + margins, lanes].
-      copied_keys_and_values: likewise, of a chunk [2, C, lanes].
-      semaphores: of the copies of the three parts.
+      queries: sums for the queries that a chunk visits [tiles, L, E], or of a row [tiles, L, S].
+      keys_and_values: sums for the keys and values of a chunk [2, tiles, L, C].
+      copied_queries: finished gradients of a row [S + margins, lanes], copied to the output.
+      copied_keys_and_values: finished gradients of a chunk [2, C, lanes], likewise.
+      semaphores: those of the copies of the three parts.
     """
 
     d_qkv: Any
@@ -876,8 +884,8 @@ class _BackwardStep:
         self._step = step
         self._settings = settings
         self._units = step.grid.units(own_are_queries=False)
-        # By tile: queries, keys and the context's gradient [L, S]; and means [8, S], one of each
-        # head's queries in its line.
+        # By tile: queries, keys and the context's gradient [L, S]; and `softmax_means` [8, S], with
+        # a head's in its sublane.
         self._transposed: dict[int, tuple[jax.Array, jax.Array, jax.Array]] = {}
         self._means_8xE: dict[int, jax.Array] = {}
 
@@ -900,11 +908,11 @@ class _BackwardStep:
                 d_context_ExL, context_ExL, head_dim, self._settings.rate)
         first_key = self._step.own_start + unit.keys.start
         first_query = self._step.visited_start + unit.queries.start
-        keys = joined(
+        keys = with_spare_lanes(
             self._inputs.keys[0, unit.keys, unit.lanes],
             self._scratch.spare_keys[_part(first_key, unit.keys)],
             unit.head, head_dim)
-        queries = joined(
+        queries = with_spare_lanes(
             _tokens(self._inputs.queries, unit.tile, unit.queries),
             self._scratch.spare_queries[_part(first_query, unit.queries)],
             unit.head, head_dim)
@@ -931,13 +939,14 @@ class _BackwardStep:
         dtype = self._step.grid.dtype
         slot = self._units.index(unit) % (_LAG + 1)
         first_query = self._step.visited_start + unit.queries.start
-        line = 0, unit.tile, pl.ds(unit.head, 1), _columns(first_query, unit.queries)
-        probs_KxQ = jnp.exp2(scores_KxQ - self._inputs.log_sums[line])
+        query_index = 0, unit.tile, pl.ds(unit.head, 1), _columns(first_query, unit.queries)
+        probs_KxQ = jnp.exp2(scores_KxQ - self._inputs.log_sums[query_index])
         dropped_KxQ = probs_KxQ
         if self._settings.rate:
             first_key = self._step.own_start + unit.keys.start
-            places = self._scratch.key_places[_part(first_key, unit.keys)]
-            kept_KxQ = kept_probabilities(self._inputs.lines[line], places, self._settings.rate)
+            key_hashes_KxL = self._scratch.key_hashes[_part(first_key, unit.keys)]
+            kept_KxQ = kept_probabilities(
+                self._inputs.query_hashes[query_index], key_hashes_KxL, self._settings.rate)
             dropped_KxQ = jnp.where(kept_KxQ, probs_KxQ, 0.0)
         mean_1xQ = self._means_8xE[unit.tile][unit.head : unit.head + 1, unit.queries]
         self._scratch.buffer[0, slot] = dropped_KxQ.astype(dtype)
@@ -946,7 +955,7 @@ class _BackwardStep:
         return slot
 
     def _differentiate(self, unit: _Unit, slot: int) -> None:
-        """Adds to the gradients of a head."""
+        """Adds a unit's share to the gradients of its keys, values and queries."""
         dims = dims_of(unit.head, self._settings.head_dim)
         queries_DxE, keys_DxC, d_context_DxE = (x[dims] for x in self._transposed[unit.tile])
         dropped_KxQ = self._scratch.buffer[0, slot]
@@ -963,7 +972,7 @@ class _BackwardStep:
         self._add_queries(unit, dot(keys_DxC[:, unit.keys], d_scores_KxQ, 1, 0))
 
     def _add_queries(self, unit: _Unit, gradient_DxQ: jax.Array) -> None:
-        """Adds gradients of queries to those by other keys."""
+        """Adds a unit's share of the gradients of its queries."""
         sums = self._gradients.queries
         dims = dims_of(unit.head, self._settings.head_dim)
         grid = self._step.grid
@@ -971,7 +980,7 @@ class _BackwardStep:
             first = self._step.visited_start + unit.queries.start
             sums[unit.tile, dims, _columns(first, unit.queries)] += gradient_DxQ
             return
-        # The last 128 of a unit's queries are not in those before it.
+        # No unit of this head before this one visits the last 128 of its queries.
         others = 2 * grid.margin
         start = unit.queries.start
         sums[unit.tile, dims, start : start + others] += gradient_DxQ[:, :others]
@@ -1039,7 +1048,7 @@ class _Output:
         pl.when(step.is_last_of_group & step.is_last_group)(functools.partial(_wait, copies))
 
     def _angles_of_keys(self) -> jax.Array | None:
-        """Those of this chunk [2, D/2, C]."""
+        """Cosines and sines for the tokens of this chunk [2, D/2, C]; None without rotation."""
         if self._rotation_ref is None:
             return None
         grid = self._step.grid
@@ -1100,14 +1109,18 @@ class _Output:
     def _finished(
         self, gradient_LxC: jax.Array, part: int, tile: int, angles: Any
     ) -> jax.Array:
-        """Gradients of a part of the projection's output [C, L]; adds them to the bias's.
+        """The gradients of a part of the projection's output [C, L], also added to the bias's.
 
-        `angles` [2, D/2, C] are those by which this part was turned, or None.
+        Args:
+          gradient_LxC: the sums.
+          part: queries, keys or values.
+          tile: of heads.
+          angles: cosines and sines [2, D/2, C] by which this part was rotated, or None.
         """
         scale = gradient_scale(part, self._settings.head_dim) / (1.0 - self._settings.rate)
         gradient_LxC = gradient_LxC * scale
         if angles is not None:
-            gradient_LxC = turned_back(gradient_LxC, angles)
+            gradient_LxC = rotated_back(gradient_LxC, angles)
         gradient_CxL = gradient_LxC.astype(self._step.grid.dtype).T
         self._gradients.d_bias[0, part, :, _lanes(tile)] += sum_of_lines(gradient_CxL)
         return gradient_CxL

@@ -12,16 +12,18 @@ backward pass computes the gradients of one block of tokens: those of its keys a
 it visits queries, and those of its queries, for which it visits keys. If a block is a whole row,
 both come from the same scores.
 
-"Sees" is symmetric: a token sees those of its own sequence, within half a window. So one function
-masks a block of scores, whether its lines are queries or keys, and a block visits the same blocks
-in both passes: those from the first to the last that shares a sequence with it and is in reach.
+A token sees (attends to) the tokens of its own sequence within half a window, and these see it. So
+one function masks a block of scores, whether its first dim is queries or keys, and a block visits
+the same blocks in both passes: those from the first to the last that shares a sequence with it and
+is in reach.
 
 The kernels are written in Pallas and compiled by Triton. jax 0.11 warns that a later version will
 have this backend elsewhere; where it is missing, `attention_check.failing_attention` says so, and
 attention is left to XLA.
 
     B: batch rows, S: sequence (Q queries, K keys), N: heads, D: head_dim, M: marks of a token,
-    O: own tokens of a program, V: tokens that it visits at a time, G: blocks of a row
+    which are the number of its sequence and, with dropout, its hash as a key, O: own tokens of a
+    program, V: tokens that it visits at a time, G: blocks of a row
 """
 
 import functools
@@ -48,7 +50,8 @@ from bert_jax.kernels.attention_tiles import (
 )
 from bert_jax.kernels.rotary import rotated
 
-# The score of a key that a query does not see. Its exponential is 0 beside that of the query's own.
+# The score of a key that a query does not see: its exponential is 0 beside that of the query with
+# its own token's key.
 # A power of two: its product with a scale is exact, so the difference from the highest score is 0
 # even if the compiler rounds only once, and not a large number whose exponential is infinite.
 _UNSEEN = -(2.0**100)
@@ -60,10 +63,10 @@ class _Blocks(NamedTuple):
     """How a kernel divides its work, and how Triton compiles a program of it.
 
     Attributes:
-      own: tokens of a program.
-      visited: tokens that it visits at a time; it divides `own`.
-      num_warps: of a program.
-      num_stages: blocks that are read ahead, and the one that is used.
+      own: tokens whose results a program computes.
+      visited: tokens that it visits at a time; a divisor of `own`.
+      num_warps: warps of a program, of 32 threads each.
+      num_stages: blocks in the pipeline of reads: those read ahead, and the one in use.
     """
 
     own: int
@@ -84,7 +87,7 @@ def _forward_blocks(length: int) -> _Blocks:
 
 
 def _backward_blocks(length: int, head_dim: int) -> _Blocks:
-    """A whole row if its scores and those of its gradients fit."""
+    """A whole row if its scores and their gradients fit into registers, else blocks of 64."""
     if length <= _BLOCK:
         return _Blocks(length, length)
     if head_dim == 128:  # sums of gradients take twice the registers
@@ -95,7 +98,7 @@ def _backward_blocks(length: int, head_dim: int) -> _Blocks:
 
 
 def padded_length(length: int) -> int:
-    """Tokens of rows of whole blocks: a power of two, or a multiple of the block."""
+    """The length that rows are padded to: a power of two, or for long rows whole blocks."""
     if length <= _WHOLE_ROW:
         return max(_LEAST_BLOCK, 1 << (length - 1).bit_length())
     return length + -length % _BLOCK
@@ -105,7 +108,7 @@ def attention_on_gpu(
     qkv_BxSx3xNxD: jax.Array,
     bias_3xNxD: jax.Array,
     marks_BxMxS: jax.Array,
-    lines_BxNxS: jax.Array | None,
+    query_hashes_BxNxS: jax.Array | None,
     *,
     settings: Settings,
 ) -> jax.Array:
@@ -114,27 +117,30 @@ def attention_on_gpu(
     Args:
       qkv_BxSx3xNxD: queries, keys and values, without bias.
       bias_3xNxD: their bias, float32.
-      marks_BxMxS: segments of tokens, and dropout's places of keys; int32.
-      lines_BxNxS: dropout's places of queries, int32, or None.
+      marks_BxMxS: sequence numbers of tokens, and with dropout their hashes as keys; int32.
+      query_hashes_BxNxS: dropout hashes of queries, int32, or None.
       settings: of the kernels.
     """
     length = qkv_BxSx3xNxD.shape[1]
     if settings.rotary_base:
-        qkv_BxSx3xNxD = _turned(qkv_BxSx3xNxD, bias_3xNxD, settings)
+        qkv_BxSx3xNxD = _with_bias_and_rotated(qkv_BxSx3xNxD, bias_3xNxD, settings)
         bias_3xNxD = jnp.zeros_like(bias_3xNxD)
     missing = padded_length(length) - length
     if missing:
         last_dim = ((0, 0), (0, 0), (0, missing))
         qkv_BxSx3xNxD = jnp.pad(qkv_BxSx3xNxD, ((0, 0), (0, missing), (0, 0), (0, 0), (0, 0)))
         marks_BxMxS = jnp.pad(marks_BxMxS, last_dim, constant_values=PADDING_MARK)
-        if lines_BxNxS is not None:
-            lines_BxNxS = jnp.pad(lines_BxNxS, last_dim)
-    context_BxSxNxD = _attention(qkv_BxSx3xNxD, bias_3xNxD, marks_BxMxS, lines_BxNxS, settings)
+        if query_hashes_BxNxS is not None:
+            query_hashes_BxNxS = jnp.pad(query_hashes_BxNxS, last_dim)
+    context_BxSxNxD = _attention(
+        qkv_BxSx3xNxD, bias_3xNxD, marks_BxMxS, query_hashes_BxNxS, settings)
     return context_BxSxNxD[:, :length]
 
 
-def _turned(qkv_BxSx3xNxD: jax.Array, bias_3xNxD: jax.Array, settings: Settings) -> jax.Array:
-    """Queries, keys and values with bias, queries and keys turned by their rotary positions."""
+def _with_bias_and_rotated(
+    qkv_BxSx3xNxD: jax.Array, bias_3xNxD: jax.Array, settings: Settings
+) -> jax.Array:
+    """Queries, keys and values with bias, queries and keys rotated by their positions."""
     qkv_BxSx3xNxD = _with_bias(qkv_BxSx3xNxD, bias_3xNxD)
     base, factor = settings.rotary_base, settings.rotary_factor
     queries_BxSxNxD = rotated(qkv_BxSx3xNxD[:, :, QUERY], base, factor)
@@ -152,13 +158,13 @@ def _with_bias(qkv_BxSx3xNxD: jax.Array, bias_3xNxD: jax.Array) -> jax.Array:
 def _visited_ranges(segments_BxS: jax.Array, blocks: _Blocks, reach: int) -> jax.Array:
     """The first block that each program visits and the end of the last [B, G, 2], int32.
 
-    They hold every token that one of its own tokens sees. If the sequences of a row are not in
-    order, they hold blocks without such tokens too, which changes nothing.
+    They hold every token that one of its own tokens sees. If the sequences of a row are not
+    numbered in order, they also hold blocks without such tokens, whose scores are all masked.
 
     Args:
-      segments_BxS: numbers of sequences.
+      segments_BxS: sequence numbers of tokens.
       blocks: of the kernel.
-      reach: how far away a token may be that another sees; 0: any distance.
+      reach: the greatest distance of two tokens that see each other; 0: any distance.
     """
     own_BxGx2 = sequence_ranges(segments_BxS, blocks.own)
     visited_BxVx2 = sequence_ranges(segments_BxS, blocks.visited)
@@ -182,32 +188,32 @@ class _Residuals(NamedTuple):
 
     Attributes:
       qkv: queries, keys and values, with bias [B, S, 3, N, D].
-      marks: [B, M, S] int32.
-      lines: dropout's places of queries [B, N, S] int32, or None.
+      marks: marks of tokens [B, M, S] int32.
+      query_hashes: dropout hashes of queries [B, N, S] int32, or None.
       log_sums: log2 of softmax's denominators [B, N, S] float32.
-      context: [B, S, N, D], or None if a block is a whole row.
+      context: context vectors [B, S, N, D], or None if a block is a whole row.
     """
 
     qkv: jax.Array
     marks: jax.Array
-    lines: jax.Array | None
+    query_hashes: jax.Array | None
     log_sums: jax.Array
     context: jax.Array | None
 
 
 class _Inputs(NamedTuple):
-    """What both kernels read: arrays, or blocks of them, or references to one head of a row."""
+    """What both kernels read: arrays; or their block specs; or, in a kernel, one head of a row."""
 
     queries: Any  # [S, D]
     keys: Any
     values: Any
     marks: Any  # [M, S]
-    lines: Any  # [S], or None without dropout
+    query_hashes: Any  # [S], or None without dropout
     ranges: Any  # [2]: the blocks that a program visits
 
 
 class _Gradients(NamedTuple):
-    """What the backward kernel reads as well."""
+    """What the backward kernel reads besides `_Inputs`; likewise arrays, specs or references."""
 
     d_context: Any  # [S, D]
     log_sums: Any  # [S]
@@ -262,14 +268,14 @@ class _Grid:
         return pl.BlockSpec(
             (None, None, 3, None, self._head_dim), lambda i, head, row: (row, i, 0, head, 0))
 
-    def inputs(self, num_marks: int, has_lines: bool) -> _Inputs:
+    def inputs(self, num_marks: int, has_dropout: bool) -> _Inputs:
         """The blocks of `_Inputs`."""
         return _Inputs(
             queries=self.part(QUERY),
             keys=self.part(KEY),
             values=self.part(VALUE),
             marks=pl.BlockSpec((None, num_marks, self._length), lambda i, head, row: (row, 0, 0)),
-            lines=self.line if has_lines else None,
+            query_hashes=self.line if has_dropout else None,
             ranges=pl.BlockSpec((None, None, 2), lambda i, head, row: (row, i, 0)))
 
 
@@ -282,7 +288,7 @@ def _compiler_params(blocks: _Blocks) -> Any:
 
 
 def _forward(  # type: ignore[no-untyped-def]
-    qkv_BxSx3xNxD, bias_3xNxD, marks_BxMxS, lines_BxNxS, settings
+    qkv_BxSx3xNxD, bias_3xNxD, marks_BxMxS, query_hashes_BxNxS, settings
 ):
     """Context [B, S, N, D], and the residuals."""
     batch, length, _, num_heads, head_dim = qkv_BxSx3xNxD.shape
@@ -294,7 +300,7 @@ def _forward(  # type: ignore[no-untyped-def]
         functools.partial(_forward_kernel, blocks=blocks, settings=settings),
         name='attention_forward',
         grid=grid.shape,
-        in_specs=[grid.inputs(marks_BxMxS.shape[1], lines_BxNxS is not None)],
+        in_specs=[grid.inputs(marks_BxMxS.shape[1], query_hashes_BxNxS is not None)],
         out_specs=[grid.own_head, grid.own_line],
         out_shape=[
             jax.ShapeDtypeStruct((batch, length, num_heads, head_dim), qkv.dtype),
@@ -302,10 +308,11 @@ def _forward(  # type: ignore[no-untyped-def]
         ],
         compiler_params=_compiler_params(blocks),
         interpret=settings.interpret,
-    )(_Inputs(qkv, qkv, qkv, marks_BxMxS, lines_BxNxS, ranges_BxGx2))
+    )(_Inputs(qkv, qkv, qkv, marks_BxMxS, query_hashes_BxNxS, ranges_BxGx2))
     has_one_block = _backward_blocks(length, head_dim).own == length
     residuals = _Residuals(
-        qkv, marks_BxMxS, lines_BxNxS, log_sums_BxNxS, None if has_one_block else context_BxSxNxD)
+        qkv, marks_BxMxS, query_hashes_BxNxS, log_sums_BxNxS,
+        None if has_one_block else context_BxSxNxD)
     return context_BxSxNxD, residuals
 
 
@@ -314,7 +321,7 @@ def _backward(settings, residuals, d_context_BxSxNxD):  # type: ignore[no-untype
 
     The kernel writes the bias gradient as sums over the tokens of each block [B, G, 3, N, D].
     """
-    qkv, marks, lines, log_sums, context = residuals
+    qkv, marks, query_hashes, log_sums, context = residuals
     batch, length, _, num_heads, head_dim = qkv.shape
     blocks = _backward_blocks(length, head_dim)
     grid = _Grid(qkv, blocks)
@@ -327,7 +334,7 @@ def _backward(settings, residuals, d_context_BxSxNxD):  # type: ignore[no-untype
         name='attention_backward',
         grid=grid.shape,
         in_specs=[
-            grid.inputs(marks.shape[1], lines is not None),
+            grid.inputs(marks.shape[1], query_hashes is not None),
             _Gradients(grid.head, grid.line, None if context is None else grid.line),
         ],
         out_specs=[grid.own_parts, grid.own_bias],
@@ -338,7 +345,7 @@ def _backward(settings, residuals, d_context_BxSxNxD):  # type: ignore[no-untype
         compiler_params=_compiler_params(blocks),
         interpret=settings.interpret,
     )(
-        _Inputs(qkv, qkv, qkv, marks, lines, ranges_BxGx2),
+        _Inputs(qkv, qkv, qkv, marks, query_hashes, ranges_BxGx2),
         _Gradients(d_context_BxSxNxD, log_sums, means_BxNxS))
     return d_qkv, jnp.sum(d_bias_BxGx3xNxD, axis=(0, 1))
 
@@ -349,9 +356,10 @@ _attention = attention_of_passes(_forward, _backward)
 def _means(
     d_context_BxSxNxD: jax.Array, context_BxSxNxD: jax.Array, rate: float
 ) -> jax.Array:
-    """What the gradient of softmax subtracts, for each query [B, N, S] float32.
+    """What the gradient of softmax subtracts for each query: [B, N, S] float32.
 
-    As all gradients of scores within the kernel, without the factor 1 / (1 - rate).
+    FlashAttention (Dao et al., 2022) calls it D. As all gradients of scores within the kernel, it
+    lacks the factor 1 / (1 - rate).
     """
     product_BxSxNxD = d_context_BxSxNxD.astype(jnp.float32) * context_BxSxNxD.astype(jnp.float32)
     return jnp.sum(product_BxSxNxD * (1.0 - rate), axis=-1).swapaxes(1, 2)
@@ -367,10 +375,10 @@ def _scores(
     """The products [O, V] of queries and keys, in either order, not scaled; `_UNSEEN` if masked.
 
     Args:
-      inputs: with the segments of tokens.
+      inputs: of the kernel; their sequence numbers are read.
       own_OxD, visited_VxD: queries and keys, or keys and queries.
       own, visited: the slices of their tokens.
-      reach: how far away a token may be that another sees; 0: any distance.
+      reach: the greatest distance of two tokens that see each other; 0: any distance.
     """
     sees_OxV = inputs.marks[0, own][:, None] == inputs.marks[0, visited][None, :]
     if reach:
@@ -381,11 +389,11 @@ def _scores(
 
 
 def _dropped(x_OxV: jax.Array, own_O: Any, visited_V: Any, rate: float) -> jax.Array:
-    """`x` after dropout, not scaled by 1 / (1 - rate).
+    """`x` with zeros where dropout drops it, not scaled by 1 / (1 - rate).
 
     Args:
       x_OxV: probabilities, or their gradients.
-      own_O, visited_V: dropout's places of queries and keys, in either order; None without dropout.
+      own_O, visited_V: dropout hashes of queries and keys, in either order; None without dropout.
       rate: of dropout.
     """
     if not rate:
@@ -393,14 +401,14 @@ def _dropped(x_OxV: jax.Array, own_O: Any, visited_V: Any, rate: float) -> jax.A
     return jnp.where(drop.kept(own_O[:, None] + visited_V[None, :], rate), x_OxV, 0.0)
 
 
-def _key_places(inputs: _Inputs, tokens: Any) -> Any:
-    """Dropout's places of keys, or None without dropout."""
-    return None if inputs.lines is None else inputs.marks[1, tokens]
+def _key_hashes(inputs: _Inputs, tokens: Any) -> Any:
+    """Dropout hashes of keys, or None without dropout."""
+    return None if inputs.query_hashes is None else inputs.marks[1, tokens]
 
 
-def _query_places(inputs: _Inputs, tokens: Any) -> Any:
-    """Dropout's places of queries, or None without dropout."""
-    return None if inputs.lines is None else inputs.lines[tokens]
+def _query_hashes(inputs: _Inputs, tokens: Any) -> Any:
+    """Dropout hashes of queries, or None without dropout."""
+    return None if inputs.query_hashes is None else inputs.query_hashes[tokens]
 
 
 def _forward_kernel(
@@ -408,7 +416,7 @@ def _forward_kernel(
 ) -> None:
     own = _own_tokens(blocks)
     queries_OxD = inputs.queries[own, :]
-    places_O = _query_places(inputs, own)
+    hashes_O = _query_hashes(inputs, own)
     scale = query_scale(settings.head_dim)  # to exponents of 2
 
     def visit(
@@ -422,7 +430,7 @@ def _forward_kernel(
         exp_OxV = jnp.exp2(scores_OxV * scale - new_highest_O[:, None])
         fading_O = jnp.exp2(highest_O - new_highest_O)
         sum_O = sum_O * fading_O + jnp.sum(exp_OxV, axis=1)
-        dropped_OxV = _dropped(exp_OxV, places_O, _key_places(inputs, visited), settings.rate)
+        dropped_OxV = _dropped(exp_OxV, hashes_O, _key_hashes(inputs, visited), settings.rate)
         values_VxD = inputs.values[visited, :]
         context_OxD = context_OxD * fading_O[:, None]
         context_OxD += dot(dropped_OxV.astype(values_VxD.dtype), values_VxD, 1, 0)
@@ -452,20 +460,20 @@ def _backward_kernel(
 
 
 class _Side(NamedTuple):
-    """Some tokens as queries or as keys.
+    """What the backward pass reads of T tokens, as queries or as keys.
 
     Attributes:
       tokens: their slice of the row.
-      x: queries or keys [T, D]; the products of both sides are scores.
-      y: gradients of context, or values [T, D]; the products of both are gradients of probabilities
-        after dropout.
-      places: dropout's [T], or None.
+      x: queries or keys [T, D]; queries times keys are scores.
+      y: gradients of context vectors, or values [T, D]; gradients times values are the gradients
+        of probabilities after dropout.
+      dropout_hashes: [T], or None without dropout.
     """
 
     tokens: Any
     x: jax.Array
     y: jax.Array
-    places: jax.Array | None
+    dropout_hashes: jax.Array | None
 
 
 class _BackwardStep:
@@ -543,12 +551,12 @@ class _BackwardStep:
     def _queries(self, tokens: Any) -> _Side:
         return _Side(
             tokens, self._inputs.queries[tokens, :], self._gradients.d_context[tokens, :],
-            _query_places(self._inputs, tokens))
+            _query_hashes(self._inputs, tokens))
 
     def _keys(self, tokens: Any) -> _Side:
         return _Side(
             tokens, self._inputs.keys[tokens, :], self._inputs.values[tokens, :],
-            _key_places(self._inputs, tokens))
+            _key_hashes(self._inputs, tokens))
 
     def _probs(
         self, own: _Side, visited: _Side, log_sums: jax.Array
@@ -563,16 +571,17 @@ class _BackwardStep:
             self._inputs, own.x, visited.x, own.tokens, visited.tokens, self._settings.reach)
         probs_OxV = jnp.exp2(scores_OxV * query_scale(self._settings.head_dim) - log_sums)
         rate = self._settings.rate
-        dropped_OxV = _dropped(probs_OxV, own.places, visited.places, rate)
+        dropped_OxV = _dropped(probs_OxV, own.dropout_hashes, visited.dropout_hashes, rate)
         d_dropped_OxV = dot(own.y, visited.y, 1, 1)
-        return probs_OxV, dropped_OxV, _dropped(d_dropped_OxV, own.places, visited.places, rate)
+        d_probs_OxV = _dropped(d_dropped_OxV, own.dropout_hashes, visited.dropout_hashes, rate)
+        return probs_OxV, dropped_OxV, d_probs_OxV
 
     def _dot(self, x_OxV: jax.Array, y: jax.Array, x_dim: int) -> jax.Array:
-        """The product of `x`, rounded, over one of its dims and tokens."""
+        """The product of `x`, rounded to the inputs' dtype, and `y`, over one dim and tokens."""
         return dot(x_OxV.astype(self._dtype), y, x_dim, 0)
 
     def _over_visited(self, visit: Callable[[Any, Any], Any], start: Any) -> Any:
-        """The result of `visit` of all blocks that the program visits."""
+        """Calls `visit` for each block that the program visits; its result is the next carry."""
         size = self._visited_size
 
         def visit_block(index: jax.Array, carry: Any) -> Any:

@@ -3,8 +3,8 @@
 This is the entry to the kernels of TPUs (`attention_tpu`) and GPUs (`attention_gpu`): it computes
 what both read, and splits the work over a mesh.
 
-    B: batch rows, S: sequence, N: heads, D: head_dim, M: marks of a token (its segment; its place
-    for dropout)
+    B: batch rows, S: sequence, N: heads, D: head_dim, M: marks of a token, which are the number of
+    its sequence and, with dropout, its hash as a key
 """
 
 import functools
@@ -36,7 +36,7 @@ def kernel_attention(
 ) -> jax.Array:
     """Context vectors [B, S, N, D], in the dtype of `qkv`.
 
-    `why_not` says which shapes the kernels of a chip cannot compute.
+    `why_not` says which shapes the kernels of a chip cannot compute; here they are not checked.
 
     Args:
       qkv_BxSx3xNxD: queries, keys and values, without bias.
@@ -45,7 +45,7 @@ def kernel_attention(
         attends to the tokens with its own number.
       dropout_keys_Bx2: keys from `dropout_keys`, or None: no dropout, whatever the settings.
       layer: index of the encoder layer; may be traced.
-      settings: of the kernels.
+      settings: what the kernels are made for.
       mesh: rows and heads are split over its axes if it has more than one device.
     """
     length, _, num_heads, _ = qkv_BxSx3xNxD.shape[1:]
@@ -54,28 +54,28 @@ def kernel_attention(
     if settings.reach >= length - 1:  # every token sees all others
         settings = settings._replace(reach=0)
     marks = [segments_BxS.astype(jnp.int32)]
-    lines_BxNxS = None
+    query_hashes_BxNxS = None
     if settings.rate:
-        column_BxS, line_BxS, head_BxN = drop.places(
+        column_BxS, line_BxS, head_BxN = drop.index_hashes(
             dropout_keys_Bx2, (length, length, num_heads), drop.ATTENTION_PROBS, layer)
         marks.append(column_BxS)
-        lines_BxNxS = head_BxN[:, :, None] ^ line_BxS[:, None]
+        query_hashes_BxNxS = head_BxN[:, :, None] ^ line_BxS[:, None]
     attend: Callable[..., jax.Array]
     attend = functools.partial(
         attention_on_gpu if settings.on_gpu else attention_on_tpu, settings=settings)
     if mesh is not None:
         attend = _split_over(mesh, attend)
-    return attend(qkv_BxSx3xNxD, bias_3xNxD, jnp.stack(marks, axis=1), lines_BxNxS)
+    return attend(qkv_BxSx3xNxD, bias_3xNxD, jnp.stack(marks, axis=1), query_hashes_BxNxS)
 
 
 def why_not(settings: Settings, length: int, num_heads: int, window: int) -> str:
     """Why the kernels of a chip cannot compute a shape, as "it ..., and ..."; '' if they can.
 
     Args:
-      settings: of the kernels.
-      length: of a row.
-      num_heads: of a device.
-      window: in which tokens attend to each other; 0: there is none.
+      settings: what the kernels are made for.
+      length: tokens of a row.
+      num_heads: heads on each device.
+      window: tokens of the window that they attend to, half on each side; 0: there is none.
     """
     if settings.head_dim not in HEAD_DIMS:
         dims = ', '.join(map(str, HEAD_DIMS))
@@ -97,7 +97,7 @@ def why_not(settings: Settings, length: int, num_heads: int, window: int) -> str
 
 
 def _split_over(mesh: Mesh, attend: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """`attend` on each device's rows and heads: the compiler cannot partition a kernel.
+    """`attend`, called on each device's own rows and heads: the compiler cannot partition a kernel.
 
     Axes over which a surrounding `shard_map` has split the arrays already are left out.
     """

@@ -25,14 +25,15 @@ cost as much as the projection.
 
 A grid step holds whole rows. `attention_blocks` is for longer rows and for windows.
 
-Rotary positions are applied with the bias: queries and keys are turned before the kernels, and the
-backward kernel turns their gradients back.
+Rotary positions are applied with the bias: queries and keys are rotated before the kernels, and the
+backward kernel rotates their gradients back.
 
 Both passes are in one file because they share blocks, order of work and masks, and neither can be
 checked without the other.
 
     B: batch rows, S: sequence (Q queries, K keys), H: hidden_size, N: heads, D: head_dim, L: lanes,
-    M: marks of a token (its segment; its place for dropout), T: tiles of heads, G: groups of rows
+    M: marks of a token, which are the number of its sequence and, with dropout, its hash as a key,
+    T: tiles of heads, G: groups of rows
 """
 
 import functools
@@ -62,49 +63,50 @@ from bert_jax.kernels.attention_tiles import (
     dims_of,
     dot,
     gradient_scale,
-    joined,
-    joined_lines,
+    with_spare_lanes,
+    with_spare_lanes_transposed,
     kept_probabilities,
     named_with_grid,
-    only_head_lines,
+    only_head_transposed,
     overlap,
     rotation,
     scaled_with_bias,
     softmax_means,
-    spare_lines,
+    spare_lanes,
     sum_of_lines,
-    turned_back,
+    rotated_back,
 )
 
-# A grid step holds whole rows of at most so many tokens; `attention_blocks` takes longer ones.
+# The longest row of which a grid step holds the whole; `attention_blocks` takes longer ones.
 _LONGEST_ROW = 1024
-# A grid step has all tiles of heads of a row up to so many scores, heads x S^2 (compiling more
-# takes minutes, and twice as many do not fit), and up to so many bytes of a part of the projection.
-# A head of 128 dims counts twice: more of them at once were not tried. Shorter rows are several,
-# but leave so many steps that fetching the first rows and writing the last takes little time.
+# A grid step has all tiles of heads of a row, up to this number of scores, heads x S^2 (compiling
+# more takes minutes, and twice as many do not fit), and this number of bytes of queries, keys or
+# values. A head of 128 dims counts twice: more of them at once were not tried. Of short rows, it
+# has several, but the grid keeps this number of steps, so that fetching the first rows and writing
+# the last takes little time.
 _MOST_SCORES = 1 << 22
 _MOST_OF_PART = 1 << 20
 _LEAST_STEPS = 8
-# In the forward kernel, fewer rows of a tile's length than this, or a longer row or part of one,
-# become twice as many, for up to 24 % fewer bundles (384 tokens on a v6e: 2 % more). Elsewhere this
-# saves less, and compiling takes twice as long. (The backward kernel moves more bytes, the first of
-# which would arrive too late.)
+# If a step of the forward kernel would have fewer rows than this of up to 128 tokens, or fewer than
+# two longer ones, it may have twice those bytes, for up to 24 % fewer bundles of instructions (384
+# tokens on a v6e: 2 % more). Elsewhere this saves less, and compiling takes twice as long. (The
+# backward kernel moves more bytes, the first of which would arrive too late.)
 _ENOUGH_SHORT_ROWS = 16
-# What the kernels may take of large VMEM. XLA keeps it free in the whole program, so more of it
-# would cost other operations theirs.
+# The bytes that the kernels may take of a large VMEM. XLA keeps them free in the whole program, so
+# other operations have less.
 _VMEM_BYTES = 32 << 20
-# In small VMEM, a grid step has two tiles of heads, or one at rows longer than this. Most scores,
-# rows x tiles x S^2, that it has for each head of a tile; more for long rows.
+# In small VMEM, a grid step has two tiles of heads, or one if rows are longer than this. The other
+# two limit its scores for each head of a tile, rows x tiles x S^2; a long row may have more.
 _LONGEST_ROW_OF_TWO_TILES = 512
 _FORWARD_SCORES = 1 << 18
 _BACKWARD_SCORES = 1 << 17
 # The backward kernel's output block is whole rows if [S, 3H] has at most so many elements.
 _MOST_OUTPUT_IN_VMEM = 512 * 3 * 1024
-# Most queries of a unit.
+# The most queries of a unit.
 _MOST_QUERIES = 256
-# Most units that a stage is behind the previous one.
+# The most units that a stage is behind the previous one.
 _MOST_LAG = 6
-# If log2 of a sum is within this, no exponent left the range of float32.
+# If log2 of a query's sum is between this and its negative, no exponential left float32's range.
 _SAFE_EXPONENT = 100.0
 
 
@@ -112,20 +114,20 @@ def attention_on_tpu(
     qkv_BxSx3xNxD: jax.Array,
     bias_3xNxD: jax.Array,
     marks_BxMxS: jax.Array,
-    lines_BxNxS: jax.Array | None,
+    query_hashes_BxNxS: jax.Array | None,
     *,
     settings: Settings,
 ) -> jax.Array:
     """Context vectors [B, S, N, D] of one device's rows and heads.
 
-    It brings the arrays into the kernels' shapes, with rows of whole tiles, and back.
+    It pads rows to whole tiles, calls the kernels for rows of this length, and removes the padding.
 
     Args:
       qkv_BxSx3xNxD: queries, keys and values, without bias; N fills tiles of 128 lanes, and S and
         the window are within `attention_blocks.limits`.
       bias_3xNxD: their bias, float32.
-      marks_BxMxS: segments of tokens, and dropout's places of keys; int32.
-      lines_BxNxS: dropout's places of queries, int32, or None.
+      marks_BxMxS: sequence numbers of tokens, and with dropout their hashes as keys; int32.
+      query_hashes_BxNxS: dropout hashes of queries, int32, or None.
       settings: of the kernels.
     """
     batch, length, _, num_heads, head_dim = qkv_BxSx3xNxD.shape
@@ -139,14 +141,14 @@ def attention_on_tpu(
         last_dim = ((0, 0), (0, 0), (0, missing))
         qkv_BxSx3H = jnp.pad(qkv_BxSx3H, ((0, 0), (0, missing), (0, 0)))
         marks_BxMxS = jnp.pad(marks_BxMxS, last_dim, constant_values=PADDING_MARK)
-        if lines_BxNxS is not None:
-            lines_BxNxS = jnp.pad(lines_BxNxS, last_dim)
-    lines_BxTxNxS = None
-    if lines_BxNxS is not None:
+        if query_hashes_BxNxS is not None:
+            query_hashes_BxNxS = jnp.pad(query_hashes_BxNxS, last_dim)
+    query_hashes_BxTxNxS = None
+    if query_hashes_BxNxS is not None:
         heads = LANES // head_dim  # of a tile
-        lines_BxTxNxS = lines_BxNxS.reshape(batch, num_heads // heads, heads, -1)
+        query_hashes_BxTxNxS = query_hashes_BxNxS.reshape(batch, num_heads // heads, heads, -1)
     context_BxSxH = attention(
-        qkv_BxSx3H, bias_3xNxD.reshape(-1), marks_BxMxS, lines_BxTxNxS, settings)
+        qkv_BxSx3H, bias_3xNxD.reshape(-1), marks_BxMxS, query_hashes_BxTxNxS, settings)
     return context_BxSxH[:, :length].reshape(batch, length, num_heads, head_dim)
 
 
@@ -155,21 +157,21 @@ class _Residuals(NamedTuple):
 
     Attributes:
       qkv: scaled queries, keys and values, with bias [B, S, 3H].
-      marks: [B, M, S] int32.
-      lines: dropout's places of queries [B, T, N, S] int32, or None.
+      marks: marks of tokens [B, M, S] int32.
+      query_hashes: dropout hashes of queries [B, T, N, S] int32, or None.
       log_sums: log2 of softmax's denominators [B, T, N, S] float32.
-      context: [B, S, H].
+      context: context vectors [B, S, H].
     """
 
     qkv: jax.Array
     marks: jax.Array
-    lines: jax.Array | None
+    query_hashes: jax.Array | None
     log_sums: jax.Array
     context: jax.Array
 
 
 class _ForwardInputs(NamedTuple):
-    """The forward kernel's inputs: arrays, or blocks of them, or their references in VMEM.
+    """The forward kernel's inputs: arrays; or their block specs; or, in the kernel, references.
 
     Queries, keys and values are parts of one array.
     """
@@ -178,11 +180,11 @@ class _ForwardInputs(NamedTuple):
     keys: Any
     values: Any
     marks: Any
-    lines: Any
+    query_hashes: Any
 
 
 def _forward(  # type: ignore[no-untyped-def]
-    qkv_BxSx3H, bias_3H, marks_BxMxS, lines_BxTxNxS, settings
+    qkv_BxSx3H, bias_3H, marks_BxMxS, query_hashes_BxTxNxS, settings
 ):
     """Context [B, S, H], and the residuals."""
     batch, length, hidden3 = qkv_BxSx3H.shape
@@ -193,13 +195,13 @@ def _forward(  # type: ignore[no-untyped-def]
     inputs = _ForwardInputs(
         *grid.queries_keys_values,
         marks=grid.marks(marks_BxMxS),
-        lines=None if lines_BxTxNxS is None else grid.lines)
+        query_hashes=None if query_hashes_BxTxNxS is None else grid.scalars)
     context_BxSxH, log_sums_BxTxNxS = pl.pallas_call(
         functools.partial(_forward_kernel, settings=settings),
         name=named_with_grid('attention_forward', grid.shape),
         grid=grid.shape,
         in_specs=[inputs],
-        out_specs=[grid.lanes(0), grid.lines],
+        out_specs=[grid.lanes(0), grid.scalars],
         out_shape=[
             jax.ShapeDtypeStruct((batch, length, hidden), qkv.dtype),
             jax.ShapeDtypeStruct((batch, hidden // LANES, heads, length), jnp.float32),
@@ -207,13 +209,13 @@ def _forward(  # type: ignore[no-untyped-def]
         scratch_shapes=grid.scratch_shapes,
         compiler_params=_compiler_params(settings),
         interpret=settings.interpret,
-    )(_ForwardInputs(qkv, qkv, qkv, marks_BxMxS, lines_BxTxNxS))
-    residuals = _Residuals(qkv, marks_BxMxS, lines_BxTxNxS, log_sums_BxTxNxS, context_BxSxH)
+    )(_ForwardInputs(qkv, qkv, qkv, marks_BxMxS, query_hashes_BxTxNxS))
+    residuals = _Residuals(qkv, marks_BxMxS, query_hashes_BxTxNxS, log_sums_BxTxNxS, context_BxSxH)
     return context_BxSxH, residuals
 
 
 class _BackwardInputs(NamedTuple):
-    """The backward kernel's inputs: arrays, or blocks of them, or their references in VMEM."""
+    """The backward kernel's inputs: arrays; or their block specs; or, in the kernel, references."""
 
     queries: Any
     keys: Any
@@ -221,7 +223,7 @@ class _BackwardInputs(NamedTuple):
     d_context: Any
     log_sums: Any
     marks: Any
-    lines: Any  # None without dropout
+    query_hashes: Any  # None without dropout
     context: Any  # None for short rows, which are memory-bound already
     rotation: Any  # None without rotary positions
 
@@ -232,7 +234,7 @@ def _backward(settings, residuals, d_context_BxSxH):  # type: ignore[no-untyped-
     The kernel writes the bias gradient as partial sums [G, 3, 8, H], one for each group of rows and
     each sublane, that is, over every eighth token.
     """
-    qkv, marks, lines, log_sums, context = residuals
+    qkv, marks, query_hashes, log_sums, context = residuals
     _, length, hidden3 = qkv.shape
     if length <= LANES:
         context = None
@@ -240,9 +242,9 @@ def _backward(settings, residuals, d_context_BxSxH):  # type: ignore[no-untyped-
     inputs = _BackwardInputs(
         *grid.queries_keys_values,
         d_context=grid.lanes(0),
-        log_sums=grid.lines,
+        log_sums=grid.scalars,
         marks=grid.marks(marks),
-        lines=None if lines is None else grid.lines,
+        query_hashes=None if query_hashes is None else grid.scalars,
         context=None if context is None else grid.lanes(0),
         rotation=None)
     rotation_2xDxS = None
@@ -277,7 +279,7 @@ def _backward(settings, residuals, d_context_BxSxH):  # type: ignore[no-untyped-
         compiler_params=_compiler_params(settings),
         interpret=settings.interpret,
     )(_BackwardInputs(
-        qkv, qkv, qkv, d_context_BxSxH, log_sums, marks, lines, context, rotation_2xDxS))
+        qkv, qkv, qkv, d_context_BxSxH, log_sums, marks, query_hashes, context, rotation_2xDxS))
     return d_qkv, jnp.sum(d_bias_Gx3x8xH, axis=(0, 2)).reshape(-1)
 
 
@@ -298,7 +300,7 @@ class _Unit(NamedTuple):
         return pl.ds(pl.multiple_of(self.tile * LANES, LANES), LANES)
 
     @property
-    def line(self) -> tuple[Any, ...]:
+    def query_index(self) -> tuple[Any, ...]:
         """The index that selects this unit's queries, [1, Q], in an array [rows, tiles, N, S]."""
         return self.row, self.tile, pl.ds(self.head, 1), self.queries
 
@@ -333,7 +335,7 @@ class _Grid:
         Args:
           qkv_BxSx3H: queries, keys and values, or their shape.
           settings: of the kernels.
-          is_backward: of which of the two kernels the grid is.
+          is_backward: whether the grid is the backward kernel's.
         """
         batch, length, hidden3 = qkv_BxSx3H.shape
         all_tiles = hidden3 // (3 * LANES)
@@ -375,8 +377,8 @@ class _Grid:
         return self.lanes(0), self.lanes(steps), self.lanes(2 * steps)
 
     @property
-    def lines(self) -> pl.BlockSpec:
-        """The block of a grid step's tiles in an array [B, T, N, S]."""
+    def scalars(self) -> pl.BlockSpec:
+        """The block of a grid step's tiles in an array [B, T, N, S]: a number for each query."""
         heads = LANES // self._head_dim
         return pl.BlockSpec(
             (self.rows, self.tiles, heads, self._length), lambda i, j: (i, j, 0, 0))
@@ -425,32 +427,32 @@ def _power_of_two(number: int, most: int) -> int:
 class _Scratch(NamedTuple):
     """A grid step's working memory.
 
-    The first three are what all heads of a row share, which `prepare` writes.
+    All heads of a row share the first three, which `prepare` writes.
 
     Attributes:
-      spare_queries: what the spare lanes of queries hold: in the forward pass [rows, S, L], in the
-        backward pass transposed.
-      spare_keys: what those of keys hold, [rows, S, L].
-      key_places: dropout's places of keys as columns, [rows, S, L] int32.
-      buffer: arrays [K, Q] between a unit's stages, [arrays, slots, S, Q].
+      spare_queries: the spare lanes of queries: in the forward pass [rows, S, L], in the backward
+        pass [rows, L, S].
+      spare_keys: the spare lanes of keys, [rows, S, L].
+      key_hashes: dropout hashes of keys, each in all lanes, [rows, S, L] int32.
+      buffer: what one stage of a unit hands to the next, [arrays, slots, K, Q].
     """
 
     spare_queries: Any
     spare_keys: Any
-    key_places: Any
+    key_hashes: Any
     buffer: Any
 
     def prepare(self, marks_ref: Any, *, is_backward: bool) -> None:
-        """Writes the spare lanes, and dropout's places of keys, once for all heads of a row."""
+        """Writes the spare lanes and the dropout hashes of keys, once for all heads of a row."""
         @pl.when(pl.program_id(1) == 0)
         def _() -> None:
-            for row in range(self.key_places.shape[0]):
+            for row in range(self.key_hashes.shape[0]):
                 marks_MxS = marks_ref[row]
-                queries_LxS, keys_LxS = spare_lines(marks_MxS[:1], self.spare_keys.dtype)
+                queries_LxS, keys_LxS = spare_lanes(marks_MxS[:1], self.spare_keys.dtype)
                 self.spare_queries[row] = queries_LxS if is_backward else queries_LxS.T
                 self.spare_keys[row] = keys_LxS.T
                 if marks_MxS.shape[0] > 1:
-                    self.key_places[row] = column(marks_MxS[1:2])
+                    self.key_hashes[row] = column(marks_MxS[1:2])
 
     def slot(self, index: int) -> int:
         """The slot of the buffer for the unit with this index."""
@@ -508,12 +510,12 @@ class _ForwardStep:
 
     def _operands(self, unit: _Unit) -> tuple[jax.Array, jax.Array]:
         """Keys [K, L] and queries [Q, L] with their spare lanes: their product is the scores."""
-        keys = joined(
+        keys = with_spare_lanes(
             self._inputs.keys[unit.row, :, unit.lanes],
             self._scratch.spare_keys[unit.row],
             unit.head,
             self._head_dim)
-        queries = joined(
+        queries = with_spare_lanes(
             self._inputs.queries[unit.row, unit.queries, unit.lanes],
             self._scratch.spare_queries[unit.row, unit.queries],
             unit.head,
@@ -525,20 +527,24 @@ class _ForwardStep:
         return dot(keys_KxL, queries_QxL, 1, 1)
 
     def _softmax(self, unit: _Unit, scores_KxQ: jax.Array) -> tuple[int, jax.Array]:
-        """Buffers exponentials; returns their slot, and 1 / (their sums x the share kept)."""
+        """Buffers exponentials after dropout; returns their slot, and the scale of their products.
+
+        The scale [1, Q] is 1 / (sum of a query's exponentials x (1 - rate)).
+        """
         slot = self._scratch.slot(self._units.index(unit))
         exp_KxQ = jnp.exp2(scores_KxQ)
         sum_1xQ = jnp.sum(exp_KxQ, axis=0, keepdims=True)
-        self._log_sums_ref[unit.line] = jnp.log2(sum_1xQ)
+        self._log_sums_ref[unit.query_index] = jnp.log2(sum_1xQ)
         self._scratch.buffer[0, slot] = self._dropped(unit, exp_KxQ).astype(self._dtype)
         return slot, 1.0 / (sum_1xQ * (1.0 - self._rate))
 
     def _dropped(self, unit: _Unit, probs_KxQ: jax.Array) -> jax.Array:
-        """Probabilities after dropout, not yet scaled by 1 / (1 - rate)."""
+        """`probs` with zeros where dropout drops them, not scaled by 1 / (1 - rate)."""
         if not self._rate:
             return probs_KxQ
         kept_KxQ = kept_probabilities(
-            self._inputs.lines[unit.line], self._scratch.key_places[unit.row], self._rate)
+            self._inputs.query_hashes[unit.query_index], self._scratch.key_hashes[unit.row],
+            self._rate)
         return jnp.where(kept_KxQ, probs_KxQ, 0.0)
 
     def _write_context(self, unit: _Unit, softmax: tuple[int, jax.Array]) -> None:
@@ -576,7 +582,7 @@ class _ForwardStep:
         highest_1xQ = jnp.max(scores_KxQ, axis=0, keepdims=True)
         exp_KxQ = jnp.exp2(scores_KxQ - highest_1xQ)
         sum_1xQ = jnp.sum(exp_KxQ, axis=0, keepdims=True)
-        self._log_sums_ref[unit.line] = highest_1xQ + jnp.log2(sum_1xQ)
+        self._log_sums_ref[unit.query_index] = highest_1xQ + jnp.log2(sum_1xQ)
         values_LxK = self._inputs.values[unit.row, :, unit.lanes].T
         values_DxK = values_LxK[dims_of(unit.head, self._head_dim)]
         dropped_KxQ = self._dropped(unit, exp_KxQ).astype(self._dtype)
@@ -600,11 +606,11 @@ def _backward_kernel(
 class _GradientOutput:
     """Where a grid step writes the gradients of its queries, keys and values.
 
-    This is in the output block, or in VMEM of its own, from which they are copied to the output
-    while the next step computes.
+    It writes them into the output block, or into scratch in VMEM, from which they are copied to the
+    output while the next step computes.
 
     Attributes:
-      refs: the places [rows, S, lanes] of the three parts.
+      refs: references [rows, S, lanes] to write the three parts to.
     """
 
     def __init__(
@@ -614,7 +620,7 @@ class _GradientOutput:
         copied_ref: Any = None,
         semaphores_ref: Any = None,
     ) -> None:
-        """Divides the output.
+        """Finds the references, and prepares the copies if there are any.
 
         Args:
           shape: [rows, S, lanes] of a part.
@@ -677,11 +683,11 @@ class _BackwardStep:
         self._dtype = inputs.queries.dtype
         self._length = inputs.queries.shape[1]
         self._units = _units(inputs.queries.shape, settings.head_dim)
-        # By row and tile: queries, keys and the context's gradient [L, S]; and means [8, S], one of
-        # each head's queries in its line.
+        # By row and tile: queries, keys and the context's gradient [L, S]; and `softmax_means`
+        # [8, S], with a head's in its sublane.
         self._transposed: dict[Any, tuple[jax.Array, jax.Array, jax.Array]] = {}
         self._means_8xS: dict[Any, jax.Array] = {}
-        # Gradients of the latest tile, by part and head: [D, Q] of queries, else [D, S].
+        # Gradients of the latest tile, by part and head: of queries [D, Q], of the others [D, S].
         self._gradients: dict[tuple[int, int], jax.Array] = {}
 
     def run(self) -> None:
@@ -703,15 +709,15 @@ class _BackwardStep:
                 context_SxL = self._inputs.context[unit.row, :, unit.lanes]
                 self._means_8xS[tile] = softmax_means(
                     d_context_SxL, context_SxL, self._head_dim, self._rate)
-        keys = joined(
+        keys = with_spare_lanes(
             keys_SxL, self._scratch.spare_keys[unit.row], unit.head, self._head_dim)
         queries_LxS, _, d_context_LxS = self._transposed[tile]
-        queries = joined_lines(
+        queries = with_spare_lanes_transposed(
             queries_LxS[:, unit.queries],
             self._scratch.spare_queries[unit.row, :, unit.queries],
             unit.head,
             self._head_dim)
-        d_context = only_head_lines(d_context_LxS[:, unit.queries], unit.head, self._head_dim)
+        d_context = only_head_transposed(d_context_LxS[:, unit.queries], unit.head, self._head_dim)
         return keys, queries, d_context
 
     def _products(
@@ -730,11 +736,12 @@ class _BackwardStep:
         """
         scores_KxQ, d_dropped_KxQ = products
         slot = self._scratch.slot(self._units.index(unit))
-        probs_KxQ = jnp.exp2(scores_KxQ - self._inputs.log_sums[unit.line])
+        probs_KxQ = jnp.exp2(scores_KxQ - self._inputs.log_sums[unit.query_index])
         dropped_KxQ = probs_KxQ
         if self._rate:
             kept_KxQ = kept_probabilities(
-                self._inputs.lines[unit.line], self._scratch.key_places[unit.row], self._rate)
+                self._inputs.query_hashes[unit.query_index], self._scratch.key_hashes[unit.row],
+                self._rate)
             dropped_KxQ = jnp.where(kept_KxQ, probs_KxQ, 0.0)
         d_probs_KxQ = dropped_KxQ * d_dropped_KxQ
         if self._length > LANES:
@@ -774,7 +781,7 @@ class _BackwardStep:
         scale = gradient_scale(part, self._head_dim) / (1.0 - self._rate)
         tile_LxS = jnp.concatenate([self._gradients[part, head] for head in self._heads]) * scale
         if self._inputs.rotation is not None and part != VALUE:
-            tile_LxS = turned_back(tile_LxS, self._inputs.rotation[:, :, tokens])
+            tile_LxS = rotated_back(tile_LxS, self._inputs.rotation[:, :, tokens])
         tile_SxL = tile_LxS.astype(self._dtype).T
         self._output.refs[part][unit.row, tokens, unit.lanes] = tile_SxL
         sum_8xL = sum_of_lines(tile_SxL)
@@ -796,7 +803,7 @@ def _units(shape: tuple[int, int, int], head_dim: int) -> list[_Unit]:
 
 
 def _lag(units: Sequence[_Unit]) -> int:
-    """How many units a stage is behind the previous one: 1 if a step has one row, to save VMEM."""
+    """How many units a stage is behind the previous one; only 1 for one row, to save VMEM."""
     has_several_rows = units[-1].row > 0
     if not has_several_rows:
         return 1
