@@ -1,8 +1,8 @@
-"""Other people's models: Hugging Face folders and its families, Flax, TF1 <-> weights.
+"""Reads and writes models of other programs: Hugging Face folders, peft, Flax, TensorFlow 1.
 
-`load_weights` also reads run directories, so that a name means the same wherever weights are named.
-Nothing of the model, the rows or the training loop imports this folder: who opens the doors
-(`main`, `convert`, the library) calls it and hands on the `Weights`.
+`load_weights` also reads run directories, so that users name weights in one way everywhere.
+Nothing of the model, the rows or the training loop imports this folder: the commands and the
+library (`main`, `convert`, `api`) call it and hand on the `Weights`.
 """
 
 import dataclasses
@@ -27,6 +27,7 @@ from bert_jax.text.settings import SETTINGS_FILE
 from bert_jax.weights.inference_settings import without_vectors
 from bert_jax.weights.parameters import ENCODER, Weights
 
+# What the files of a model look like, for messages about a path that holds none.
 _LOOKS = (
     'a run directory holds config.json and checkpoints/, a Hugging Face folder config.json and '
     'model.safetensors (or flax_model.msgpack), a TF1 checkpoint bert_model.ckpt.index, '
@@ -41,24 +42,29 @@ def load_weights(
     named: str | os.PathLike[str], *, any_head: bool = False, own_head: bool = False,
     keep_adapter: bool = False,
 ) -> Weights:
-    """The model at a path, local or in a bucket.
+    """Reads the model at a path, local or in a bucket.
 
     Args:
       named: a run directory of this project, or one of its `checkpoints/STEP`; a Hugging Face
-        folder or `hf:ORG/NAME[/FOLDER][@REVISION]` of the hub; one of sentence-transformers, whose
-        pooling and prompts are then in `Weights.inference`; a folder of peft with an adapter; a TF1
-        checkpoint's prefix, or a folder that holds `bert_model.ckpt.index`; or a .zip of such a
-        folder.
-      any_head: whether to accept heads that no other run or format can have, for use of the model
-        as it is (`parameters.check_head`).
-      own_head: whether a run's parameters are read that only its config file's own head knows.
-        `Weights.head` is then the name of that head, which need not be in `heads.HEADS`. Otherwise
-        such a run is read as the head of that name in `HEADS`, or else as its encoder alone.
-      keep_adapter: whether an adapter stays beside the parameters (`Weights.adapter`). Otherwise it
-        is in them.
+        folder or `hf:ORG/NAME[/FOLDER][@REVISION]` of the hub; a folder of sentence-transformers,
+        whose pooling and prompts are then in `Weights.inference`; a folder of peft with an adapter,
+        which names the model that it is added to; a TF1 checkpoint's prefix, or a folder that holds
+        `bert_model.ckpt.index`; or a .zip of such a folder.
+      any_head: whether to accept heads that stay in their run (`parameters.check_head`): for use of
+        the model as it is.
+      own_head: of a run with a head that only its config file defines, whether to read all
+        parameters. `Weights.head` is then the name of that head, which need not be in
+        `heads.HEADS`. Otherwise such a run is read as the head of that name in `HEADS`, or else as
+        its encoder alone.
+      keep_adapter: whether an adapter stays beside the parameters (`Weights.adapter`); otherwise it
+        is merged into them.
+
+    Returns:
+      The weights, float32, under this project's names.
 
     Raises:
-      InputError: there is no model at the path, or something is wrong with it.
+      InputError: there is no model at the path, or a file of it is missing, damaged or
+        contradictory.
     """
     weights = _read(named, any_head=any_head, own_head=own_head)
     if not keep_adapter:
@@ -69,18 +75,19 @@ def load_weights(
 def with_adapter(
     base: Weights, folder: str | os.PathLike[str], *, keep_adapter: bool = False
 ) -> Weights:
-    """A model with what was trained beside its parameters: an adapter, a head, or both.
+    """A model with what was trained on top of it: an adapter, a head, or both.
 
-    Parameters that are equal to those of `base` are the same arrays.
+    Parameters that equal those of `base` are its arrays, not copies.
 
     Args:
-      base: the model that it was trained on.
-      folder: of peft, or `hf:ORG/NAME[/FOLDER][@REVISION]` of the hub; or one of `base.tasks`; or a
-        run of this project, or any other model, whose encoder is that of `base` but for an adapter.
+      base: the model that the adapter or head was trained on.
+      folder: a folder of peft, or `hf:ORG/NAME[/FOLDER][@REVISION]` of the hub; or one of
+        `base.tasks`; or a run of this project, or any other model, whose encoder is that of `base`
+        except for an adapter.
       keep_adapter: as for `load_weights`.
 
     Raises:
-      InputError: it holds nothing that can be read, or is of another model.
+      InputError: the folder holds nothing that can be read, or it was trained on another model.
     """
     named = os.fspath(folder)
     if named in base.tasks:
@@ -96,45 +103,47 @@ def with_adapter(
     if is_peft([child.name for child in children(path)]):
         weights = read_peft(path, base)
     else:
-        weights = _beside(base.merged, _read(folder, any_head=True, own_head=False))
+        weights = _trained_on(base.merged, _read(folder, any_head=True, own_head=False))
     if not keep_adapter:
         weights = weights.merged
     return dataclasses.replace(weights, shared_layers=shared_layers)
 
 
-def _beside(base: Weights, trained: Weights) -> Weights:
-    """A model with the vocabulary, and as far as they are equal the arrays, of its base.
+def _trained_on(base: Weights, trained: Weights) -> Weights:
+    """`trained`, with the vocabulary of its base, and the base's own arrays where they are equal.
 
     Args:
-      base: without an adapter.
-      trained: the model; its adapter is beside its parameters.
+      base: the model that `trained` started from; it has no adapter.
+      trained: a model that differs from its base in an adapter, which is beside its parameters, or
+        in its head.
 
     Raises:
       InputError: it was trained on another model, or more of it than an adapter and its head.
     """
-    may_differ = False
+    biases_may_differ = False
     if trained.adapter is not None:
-        may_differ = trained.adapter.options.kind == 'bitfit'
+        biases_may_differ = trained.adapter.options.kind == 'bitfit'
     differing = [f'model.{option.name}' for option in DECIDED
                  if trained.model[option.name] != base.model[option.name]]
     params = dict(trained.params)
     for name, x in base.params.items():
         if name in params and np.array_equal(params[name], x):
             params[name] = x
-        elif name.startswith(ENCODER) and not (may_differ and name.endswith('/bias')):
+        elif name.startswith(ENCODER) and not (biases_may_differ and name.endswith('/bias')):
             differing.append(name)
     if differing:
         raise InputError(
             f'{trained.source}: {differing[0]} is not that of {base.source}: --adapter takes what '
             'was trained beside that model (config.adapter, or config.optimizer.frozen=bert/ for a '
             'head alone); a model of its own is named with --model')
-    named = trained if base.vocab_file is None else base
+    with_vocabulary = trained if base.vocab_file is None else base
     return dataclasses.replace(
-        trained, params=params, vocab_file=named.vocab_file, lowercase=named.lowercase)
+        trained, params=params, vocab_file=with_vocabulary.vocab_file,
+        lowercase=with_vocabulary.lowercase)
 
 
 def check_is_there(named: str | os.PathLike[str]) -> None:
-    """Raises InputError if there is nothing that `load_weights` could read; reads no weights."""
+    """Raises InputError if there is nothing at the path of a model; reads no weights."""
     path = as_path(model_folder(named))
     is_there = path.exists() or children(path) or _tf1_prefix(path, ()) is not None
     if not is_there:
@@ -153,7 +162,8 @@ def _read(named: str | os.PathLike[str], *, any_head: bool, own_head: bool) -> W
     if 'modules.json' in names:
         sentences = read_sentences(path)
         weights = _read_encoder(sentences.encoder)
-        # Of its files alone: those of an adapter's base, or of this project, are of before.
+        # The files of sentence-transformers alone say how vectors are made: what the encoder's own
+        # config or an adapter's base says may be older.
         inference = {**without_vectors(weights.inference), **sentences.inference()}
         return _with_activation(dataclasses.replace(weights, inference=inference), sentences)
     if is_peft(names):
@@ -168,7 +178,12 @@ def _read(named: str | os.PathLike[str], *, any_head: bool, own_head: bool) -> W
 
 
 def _with_activation(weights: Weights, sentences: Sentences) -> Weights:
-    """The model with what a cross-encoder's value goes through, as its files have it."""
+    """The model with the activation that its files put behind a cross-encoder's output, if any.
+
+    Args:
+      weights: the model.
+      sentences: what the files of sentence-transformers in its folder say.
+    """
     if weights.head == 'regression' and (activation := sentences.activation()):
         inference = {**weights.inference, 'activation': activation}
         return dataclasses.replace(weights, inference=inference)
@@ -181,7 +196,7 @@ def _with_activation(weights: Weights, sentences: Sentences) -> Weights:
 
 
 def _read_encoder(folder: Path) -> Weights:
-    """The model in the folder of sentence-transformers' first module; perhaps with an adapter."""
+    """The encoder in the folder of sentence-transformers' first module, which may be of peft."""
     if not is_peft([child.name for child in children(folder)]):
         return read_huggingface(folder)
     weights = read_peft(folder, _base(folder))
@@ -192,7 +207,11 @@ def _read_encoder(folder: Path) -> Weights:
 
 
 def _base(adapter: Path) -> Weights:
-    """The model that the adapter in a folder names; raises InputError if that is an adapter."""
+    """The model that the adapter in a folder is added to.
+
+    Raises:
+      InputError: there is none, or it is an adapter itself.
+    """
     named = base_of(adapter)
     if is_peft([child.name for child in children(as_path(model_folder(named)))]):
         raise InputError(f'{adapter} is added to {named}, which is an adapter itself: merge that '
@@ -237,7 +256,7 @@ def _tf1_prefix(path: Path, names: Sequence[str]) -> Path | None:
 
 
 def _on_hub(named: str) -> str:
-    """How to name a model of the hub, if a name that is no path has the form of one; else ''."""
+    """The end of a message: how to name a model of the hub, if this could be meant; else ''."""
     hub = re.fullmatch(r'([\w.-]+/)?[\w.-]+', named)
     if hub is None:
         return ''

@@ -16,7 +16,7 @@ FLAX = 'flax_model.msgpack'
 _DTYPES = ('float32', 'float16', 'bfloat16')
 # The last part of a parameter's name in Flax, and in PyTorch.
 _LAST_PARTS = {'kernel': 'weight', 'embedding': 'weight', 'scale': 'weight', 'bias': 'bias'}
-# What a damaged or hostile file raises in Flax's reader, which checks nothing by itself.
+# What Flax's reader, which checks nothing, may raise of a damaged or hostile file.
 _DAMAGED = (ValueError, TypeError, KeyError, AttributeError, AssertionError, RecursionError,
             OverflowError, MemoryError, SyntaxError)
 
@@ -41,8 +41,8 @@ class FlaxTensor(NamedTuple):
 def read_flax(path: Path) -> dict[str, FlaxTensor]:
     """The tensors in a file of transformers' Flax classes, by PyTorch's names.
 
-    Kernels, which Flax has as [in, out], are turned to PyTorch's [out, in]; nothing is copied. The
-    file is read whole.
+    Kernels, which Flax has as [in, out], are transposed to PyTorch's [out, in] without a copy. The
+    whole file is read into memory.
 
     Raises:
       InputError: it is damaged, or holds something else than float arrays.
@@ -56,7 +56,7 @@ def read_flax(path: Path) -> dict[str, FlaxTensor]:
                          f'{error!s:.100}): download or copy it again') from None
     if not isinstance(tree, dict):
         raise InputError(f'{path} holds no parameters: download or copy it again')
-    if isinstance(tree.get('params'), dict):  # of a whole state, as `to_bytes` writes it
+    if isinstance(tree.get('params'), dict):  # the file has a whole state, with its parameters
         tree = tree['params']
     tensors: dict[str, FlaxTensor] = {}
     _add_tensors(tensors, tree, (), path)
@@ -66,16 +66,16 @@ def read_flax(path: Path) -> dict[str, FlaxTensor]:
 def _add_tensors(
     tensors: dict[str, FlaxTensor], tree: Mapping[str, Any], above: tuple[str, ...], path: Path
 ) -> None:
-    """Adds what is in a part of the tree.
+    """Adds the arrays in a part of the tree to `tensors`, by PyTorch's names.
 
     Args:
-      tensors: by PyTorch's names; are added to.
+      tensors: the dict to add to.
       tree: the part.
-      above: the names on the way to it.
+      above: the names that lead to it from the root.
       path: the file.
 
     Raises:
-      InputError: a name is no text, or something is no float array.
+      InputError: a name is no text, or a value is no float array.
     """
     for name, value in tree.items():
         if not isinstance(name, str):

@@ -22,7 +22,7 @@ from bert_jax.foreign.safetensors_files import (
     write_tensors,
 )
 from bert_jax.foreign.sentence_files import write_sentence_files
-from bert_jax.foreign.task_adapters import TASKS, Stored, of_parametrization, of_task
+from bert_jax.foreign.task_adapters import TASKS, Stored, parametrized_names, tensors_for_task
 from bert_jax.foreign.tokenizer_files import (
     check_tokenizer_class,
     gives_types,
@@ -32,7 +32,7 @@ from bert_jax.foreign.tokenizer_files import (
     write_tokenizer,
 )
 from bert_jax.heads import HEADS, PARTS, part_of
-from bert_jax.heads.tensors import POOLER
+from bert_jax.heads.tensors import POOLER, Form, Part, Tensor
 from bert_jax.runtime.errors import InputError, tell_once, visible
 from bert_jax.runtime.files import Path, as_path, exists, read_fields
 from bert_jax.runtime.new_folder import new_folder, write_json
@@ -47,7 +47,7 @@ from bert_jax.weights.parameters import StoredTensors, Weights
 
 _FENCE = '---'  # around the front matter of a model card
 _OF_THE_CARD = ('library_name:', 'tags:')  # the front matter that every card has
-# What config.json says beside the options of its family.
+# Fields of config.json besides the model options, which its family reads.
 _SCHEMA: Mapping[str, Any] = {
     'architectures': ListOf(TEXT),
     'problem_type': TEXT,
@@ -64,7 +64,6 @@ _WORD_EMBEDDINGS = 'bert/embeddings/word_embeddings'
 _NO_TEXT = re.compile(r'\[.*\]|<.*>')
 # What training programs put around a model, and so before the names of its tensors.
 _WRAPPED = re.compile(r'(?:(?:module|_orig_mod|model)\.)+')
-
 
 
 class Card(NamedTuple):
@@ -84,14 +83,14 @@ NO_CARD = Card()
 
 
 def read_huggingface(named: str | os.PathLike[str], task: str = '') -> Weights:
-    """Reads a folder written by `save_pretrained` or downloaded: any of `FAMILIES`, of any head.
+    """Reads a folder written by `save_pretrained`, of any of `FAMILIES` and with any head.
 
     Args:
       named: the folder.
-      task: whose adapter of those in the files is added (`Weights.tasks`); '': none.
+      task: the task whose adapter, one of those in the files, is added (`Weights.tasks`); '': none.
 
     Raises:
-      InputError: something is missing, damaged or contradictory, or the model is of no family.
+      InputError: a file is missing, damaged or contradictory, or the model is of no family.
     """
     folder = as_path(named)
     config_file = folder / 'config.json'
@@ -103,7 +102,7 @@ def read_huggingface(named: str | os.PathLike[str], task: str = '') -> Weights:
     family = family_of(config, config_file)
     model = family.model_of(config, config_file)
     check_tokenizer_class(folder, config, config_file)
-    class_name = _class_named(config)
+    class_name = _class_name(config)
     architecture = family.architecture(class_name)
     params, unused, architecture = _read_params(
         folder, config, model, config_file, family, architecture, task)
@@ -114,7 +113,8 @@ def read_huggingface(named: str | os.PathLike[str], task: str = '') -> Weights:
         _check_positions(load_tokenizer(vocab_file, lowercase).vocab, model, config_file)
     settings = read_inference(config.get(INFERENCE), f'{config_file}: {INFERENCE}')
     if 'max_seq_length' in settings and config.get(_SAVED_BY_TRANSFORMERS):
-        settings['max_seq_length'] = length_limit(folder, model)  # ours is kept as it was
+        # transformers copies our settings as they were; the tokenizer's limit may be newer.
+        settings['max_seq_length'] = length_limit(folder, model)
     framing: dict[str, str] = {}
     if vocab_file is not None:
         framing = _framing_in(folder, config, vocab_file, model['type_vocab_size'])
@@ -130,14 +130,14 @@ def read_huggingface(named: str | os.PathLike[str], task: str = '') -> Weights:
         lowercase=lowercase,
         unused=unused,
         source=source,
-        inference=_length_limit(folder, model) | framing | settings,
+        inference=_shorter_limit(folder, model) | framing | settings,
         tasks=_tasks_in(folder, config, config_file))
 
 
 def _tasks_in(
     folder: Path, config: Mapping[str, Any], config_file: Path
 ) -> dict[str, Callable[[], dict[str, np.ndarray]]]:
-    """`Weights.tasks` of a folder."""
+    """`Weights.tasks` of a folder: for each adapter in its files, what reads weights with it."""
     tasks = config.get(TASKS) or []
     if tasks:
         tell_once(f'note: {config_file} names the adapters {", ".join(tasks)}: predict and convert '
@@ -153,13 +153,16 @@ def _params_of(folder: Path, task: str) -> dict[str, np.ndarray]:
 def _framing_in(
     folder: Path, config: Mapping[str, Any], vocab_file: Path, num_types: int
 ) -> dict[str, str]:
-    """How transformers makes sequences; in a folder that this project wrote, as old runs did.
+    """`truncation` and `token_types` of `Weights.inference`, as transformers uses the model.
+
+    They are {} in a folder that this project wrote, whose config.json has what differs from the
+    defaults.
 
     Args:
       folder: of a model.
       config: the content of its config.json.
       vocab_file: of its tokenizer.
-      num_types: the types of tokens that the model has.
+      num_types: how many token types the model has.
     """
     if config.get(INFERENCE) or is_own_kind(vocab_file):
         return {}
@@ -172,7 +175,7 @@ def _framing_in(
 
 
 def _tell_of_types(folder: Path, vocab_file: Path) -> None:
-    """Notes that a model gets none of the types that its tokenizer has, if it has any."""
+    """Notes, if a tokenizer makes several token types, that its model gets type 0 alone."""
     if load_tokenizer(vocab_file, lowercase=True).vocab.frame.num_types > 1:
         tell_once(f'note: {folder / SETTINGS_FILE} has no model_input_names: the tokens of both '
                   'texts of a pair have type 0, as in transformers 5; for those that the tokenizer '
@@ -180,8 +183,8 @@ def _tell_of_types(folder: Path, vocab_file: Path) -> None:
                   '"attention_mask"]')
 
 
-def _class_named(config: Mapping[str, Any]) -> str:
-    """The class of transformers that a config names; '' where it names none."""
+def _class_name(config: Mapping[str, Any]) -> str:
+    """The class of transformers that config.json names in `architectures`; '' if it names none."""
     names = config.get('architectures') or ['']
     return str(names[0])
 
@@ -195,26 +198,39 @@ def _read_params(
     architecture: Architecture | None,
     task: str,
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...], Architecture | None]:
-    """(`Weights.params`, `Weights.unused`, the class that the tensors are of, if that is known).
+    """Reads the parameters of the model in a folder.
+
+    Args:
+      folder: of the model.
+      config: the content of its config.json.
+      model: `Weights.model`.
+      config_file: the path of config.json, for messages.
+      family: of the model.
+      architecture: the class that config.json names; None: it names none of the family.
+      task: as for `read_huggingface`.
+
+    Returns:
+      (`Weights.params`, `Weights.unused`, `architecture`, or the encoder's class if the files have
+      no tensor of its head.)
 
     Raises:
       InputError: tensors are missing or damaged, or contradict the config or each other.
     """
     with contextlib.ExitStack() as stack:
         where, in_files = _open_tensors(folder, stack)
-        by_file_name = of_task(in_files, config, task, config_file)
-        by_name = _whole_names(by_file_name, family)
+        by_file_name = tensors_for_task(in_files, config, task, config_file)
+        by_name = _by_table_name(by_file_name, family)
         _check_family(by_file_name, by_name, family, where, config_file)
         if architecture is not None and '' not in architecture.heads and all(
                 name.startswith(family.prefix) for name in by_name):
-            tell_once(f'note: {config_file}: architectures says {_class_named(config)}, and there '
+            tell_once(f'note: {config_file}: architectures says {_class_name(config)}, and there '
                       f'is no tensor of a head in {where}: it is read as an encoder')
             architecture = family.architecture(family.model_types[family.model_type] + 'Model')
         of_class = architecture or family.architecture_of(by_name)
         family.check_class(config, of_class, config_file)
         _note_missing_decoder(by_name, family, of_class, config, config_file)
         by_name = _with_copies(by_name, family, of_class, model)
-        by_name |= _zeros(by_name, family, of_class, model, config, config_file)
+        by_name |= _zero_biases(by_name, family, of_class, model, config, config_file)
         stored = StoredTensors(
             form_of=lambda tensor: family.form_in_any(tensor, of_class),
             shapes={name: tensor.shape for name, tensor in by_name.items()},
@@ -225,23 +241,47 @@ def _read_params(
         _check_parametrizations(by_name, stored, model)
         params, unused = parameters.take_params(stored, model)
         _check_longer_names(by_name, unused, family)
-        copies = {
-            name for name in set(unused) & set(family.tied) if family.tied[name] in params
-            and np.array_equal(by_name[name].read(), params[family.tied[name]])}
-        others = set(unused) & set(family.tied) - copies
-        if others and of_class.has('cls/predictions'):
-            name = min(others)
-            raise InputError(f'{by_name[name].path}: {name} is not equal to {family.tied[name]}: '
-                             'an output layer that is not tied to the embeddings cannot be read')
+        copies = _equal_copies(by_name, unused, params, family, of_class)
     return params, tuple(name for name in unused if name not in copies), architecture
+
+
+def _equal_copies(
+    by_name: Mapping[str, Stored],
+    unused: Collection[str],
+    params: Mapping[str, np.ndarray],
+    family: Family,
+    architecture: Architecture,
+) -> set[str]:
+    """The unused tensors that are equal to the parameters that they are tied to.
+
+    Raises:
+      InputError: one differs, and the class has a masked LM, which computes with it.
+    """
+    tied = set(unused) & set(family.tied)
+    equal = set()
+    for name in tied:
+        parameter = params.get(family.tied[name])
+        if parameter is not None and np.array_equal(by_name[name].read(), parameter):
+            equal.add(name)
+    differing = tied - equal
+    if differing and architecture.has('cls/predictions'):
+        name = min(differing)
+        raise InputError(f'{by_name[name].path}: {name} is not equal to {family.tied[name]}: '
+                         'an output layer that is not tied to the embeddings cannot be read')
+    return equal
 
 
 def _open_tensors(
     folder: Path, stack: contextlib.ExitStack
 ) -> tuple[Path, Mapping[str, Stored]]:
-    """(The file or index, for messages; its tensors by name); files are closed with the stack.
+    """Opens a folder's safetensors, or if there are none, its Flax file.
 
-    Flax's file is read where it is the only one.
+    Args:
+      folder: of the model.
+      stack: closes the files.
+
+    Returns:
+      (The path of the file or index, for messages; its tensors by name.)
 
     Raises:
       InputError: weights are missing, damaged or pickled.
@@ -263,9 +303,9 @@ def _check_family(
     """Raises InputError if the tensors are of another family than the config says.
 
     Args:
-      file_names: of the tensors in the files.
-      names: of the same, as in the family's tables.
-      family: that the config says.
+      file_names: the tensors' names in the files.
+      names: the same tensors' names as the family's tables have them.
+      family: the family that the config says.
       where: the files, for messages.
       config_file: the path of config.json.
     """
@@ -286,7 +326,7 @@ def _find_head(
     model: Mapping[str, Any],
     config_file: Path,
 ) -> str:
-    """`Weights.head`, by the architecture, the parameters and the problem type.
+    """`Weights.head`: by the class, the parameters, and `problem_type` of config.json.
 
     Raises:
       InputError: they contradict each other.
@@ -296,10 +336,10 @@ def _find_head(
     if architecture is not None:
         named = architecture.heads[0]
         pools = POOLER in architecture.parts
-    class_name = _class_named(config) or 'nothing'
+    class_name = _class_name(config) or 'nothing'
     head = parameters.find_head(
         params, model, named, f'{config_file}: architectures says {class_name}')
-    # Masked LM, which files of pre-training may hold alone, does without the pooler.
+    # Without the pooler, files of pre-training still have the masked LM.
     needs_pooler = pools and named not in ('', 'pretraining')
     if needs_pooler and 'bert/pooler/dense/kernel' not in params:
         raise InputError(f'{config_file}: architectures says {class_name}, which has a dense layer '
@@ -317,7 +357,7 @@ def _find_head(
 
 
 def _labels_in(config: Mapping[str, Any], head: str, config_file: Path) -> list[str]:
-    """The labels that a config names, by id.
+    """The labels in `id2label` of config.json, by id; [] for a head without labels.
 
     Raises:
       InputError: their ids are not 0, 1, ...
@@ -334,7 +374,7 @@ def _labels_in(config: Mapping[str, Any], head: str, config_file: Path) -> list[
 
 
 def _note_other_ids(ids: Any, labels: Sequence[str], config_file: Path) -> None:
-    """Notes where `label2id` gives labels other ids than `id2label`, or labels that lack names."""
+    """Notes that `label2id` contradicts `id2label`, or has names where `id2label` has none."""
     if not isinstance(ids, Mapping) or not ids:
         return
     for i, label in enumerate(labels):
@@ -351,15 +391,15 @@ def _note_other_ids(ids: Any, labels: Sequence[str], config_file: Path) -> None:
 
 
 def length_limit(folder: Path, model: Mapping[str, Any]) -> int:
-    """The most tokens of a sequence, by a folder's tokenizer and a model's positions."""
+    """The most tokens of a sequence: by `model_max_length` and by the model's positions."""
     positions = BertConfig(**model).max_length
     fields = tokenizer_settings(folder)
     limit = fields.get('model_max_length', fields.get('max_len'))
     return min(limit, positions) if isinstance(limit, int) and limit > 2 else positions
 
 
-def _length_limit(folder: Path, model: Mapping[str, Any]) -> dict[str, int]:
-    """`max_seq_length`, if the tokenizer cuts texts before the model's positions end."""
+def _shorter_limit(folder: Path, model: Mapping[str, Any]) -> dict[str, int]:
+    """`max_seq_length`, if the tokenizer allows fewer tokens than the positions do; else {}."""
     limit = length_limit(folder, model)
     return {'max_seq_length': limit} if limit < BertConfig(**model).max_length else {}
 
@@ -371,33 +411,38 @@ def _note_adapter(folder: Path) -> None:
         tell_once(f'note: {adapter} is not applied: the weights are read without the adapter')
 
 
-def _whole_names(
+def _by_table_name(
     by_file_name: Mapping[str, Stored], family: Family
 ) -> dict[str, Stored]:
-    """Tensors by the names in the family's tables.
+    """Tensors by the names that the family's tables have for them.
 
-    Models without a head lack its `prefix`, some have it once more, also before the head, which
-    transformers reads, and old ones have gamma and beta. A longer name beside the shorter one stays
-    as it is. Buffers that are not parameters (`position_ids`) are left out, and so is what a
-    program that trained the model put before the names.
+    The names in files differ from these in several ways, which transformers reads, too:
+
+    - A training program's wrapper may stand before them (`module.bert...`).
+    - The family's `prefix` is missing in models without a head.
+    - The prefix is there twice (`bert.bert...`), or stands before the head. If the files also have
+      a tensor of the shorter name, the longer name is kept.
+    - LayerNorm's parameters are gamma and beta in old files.
+
+    Buffers that are not parameters (`position_ids`) are left out.
 
     Raises:
-      InputError: two tensors have the same name then.
+      InputError: two tensors have the same name in the tables.
     """
     unwrapped = _unwrapped(by_file_name)
-    is_base = not any(name.startswith(family.prefix) for name in unwrapped)
-    inner = (family.prefix, *family.beginnings_of_heads)
+    lacks_prefix = not any(name.startswith(family.prefix) for name in unwrapped)
+    after_second_prefix = (family.prefix, *family.beginnings_of_heads)
     by_name: dict[str, Stored] = {}
-    named = {name: _of_today(name, family) for name in unwrapped}
-    there = set(named.values())
+    current_names = {name: _current_name(name, family) for name in unwrapped}
+    all_names = set(current_names.values())
     for file_name, tensor in unwrapped.items():
         if file_name.endswith('.position_ids'):
             continue
-        name = named[file_name]
+        name = current_names[file_name]
         shorter = name.removeprefix(family.prefix)
-        if shorter.startswith(inner):  # a model within one of its name
-            name = name if shorter in there else shorter
-        elif is_base and name.startswith(family.beginnings):
+        if shorter.startswith(after_second_prefix):
+            name = name if shorter in all_names else shorter
+        elif lacks_prefix and name.startswith(family.beginnings):
             name = family.prefix + name
         if name in by_name:
             raise InputError(f'{tensor.path} has both {by_name[name].name} and {tensor.name}, two '
@@ -409,18 +454,18 @@ def _whole_names(
 def _check_longer_names(
     by_name: Mapping[str, Stored], unused: Collection[str], family: Family
 ) -> None:
-    """Compares tensors that are not read with those that are, under the name without `prefix`.
+    """Checks the unused tensors that have one `prefix` more than a tensor that was read.
 
     Raises:
-      InputError: two of one shape differ: nothing says which is meant.
+      InputError: two of the same shape differ, and nothing says which of them is meant.
     """
     for name in unused:
         shorter = by_name.get(name.removeprefix(family.prefix))
         if name.removeprefix(family.prefix) in unused or shorter is None:
             continue
         longer = by_name[name]
-        is_other = longer.shape != shorter.shape
-        if not is_other and not np.array_equal(longer.read(), shorter.read()):
+        same_shape = longer.shape == shorter.shape
+        if same_shape and not np.array_equal(longer.read(), shorter.read()):
             raise InputError(
                 f'{longer.path}: {longer.name} and {shorter.name} are one parameter and differ: '
                 'transformers 5 takes the first of them by name, transformers 4 the shorter one; '
@@ -430,14 +475,14 @@ def _check_longer_names(
 def _check_parametrizations(
     by_name: Mapping[str, Stored], stored: parameters.StoredTensors, model: Mapping[str, Any]
 ) -> None:
-    """Raises InputError if PyTorch computes a weight that is missing, such as with spectral_norm.
+    """Raises InputError if the files lack a weight that a parametrization of PyTorch computes.
 
-    Of a module that the model does not have, it may: that is left unused.
+    An example is spectral_norm. In modules that the model here does not have, it is no error.
     """
     for tensor in parameters.tensors(model):
         form = stored.form_of(tensor)
         for name in form.names if form else ():
-            for original in of_parametrization(name):
+            for original in parametrized_names(name):
                 if name not in by_name and original in by_name:
                     raise InputError(
                         f'{by_name[original].path}: {name} is missing, and of {original} a '
@@ -445,8 +490,8 @@ def _check_parametrizations(
                         '(torch.nn.utils.parametrize.remove_parametrizations)')
 
 
-def _of_today(name: str, family: Family) -> str:
-    """The name of a tensor that older or other programs call otherwise."""
+def _current_name(name: str, family: Family) -> str:
+    """The current name of a tensor in transformers; older files may have another."""
     name = re.sub(r'LayerNorm\.gamma$', 'LayerNorm.weight', name)
     name = re.sub(r'LayerNorm\.beta$', 'LayerNorm.bias', name)
     for begin, in_table in family.also_named.items():
@@ -462,9 +507,9 @@ def _note_missing_decoder(
     config: Mapping[str, Any],
     config_file: Path,
 ) -> None:
-    """Says what output layer a masked LM has whose own one is missing.
+    """Notes that a masked LM, whose own output layer the files lack, gets the word embeddings.
 
-    transformers would draw a new one at random.
+    transformers would initialise such a layer at random.
     """
     decoders = [copy for copy, parameter in family.tied.items() if parameter == _WORD_EMBEDDINGS]
     if (config.get('tie_word_embeddings') is False and architecture.has('cls/predictions')
@@ -479,19 +524,22 @@ def _with_copies(
     architecture: Architecture,
     model: Mapping[str, Any],
 ) -> dict[str, Stored]:
-    """The tensors, with parameters of which there is only a copy in the files."""
-    names = dict(by_name)
+    """The tensors, and those that the files have only as a tied copy under their own names, too.
+
+    An example is a file that has BERT's output layer and leaves out the word embeddings.
+    """
+    with_copies = dict(by_name)
     for tensor in parameters.tensors(model):
         for copy, parameter in family.tied.items():
             if parameter == tensor.name and copy in by_name:
                 form = family.form_in_any(tensor, architecture)
                 assert form is not None, parameter
-                names.setdefault(form.names[0], by_name[copy])
-    return names
+                with_copies.setdefault(form.names[0], by_name[copy])
+    return with_copies
 
 
-class _Zeros(NamedTuple):
-    """A bias that the files lack, because a field of config.json says that there is none."""
+class _ZeroBias(NamedTuple):
+    """Zeros for a bias of the model here that the model in the files does not have."""
 
     shape: tuple[int, ...]
     path: Path
@@ -502,7 +550,7 @@ class _Zeros(NamedTuple):
         return np.zeros(self.shape, np.float32)
 
 
-def _zeros(
+def _zero_biases(
     by_name: Mapping[str, Stored],
     family: Family,
     architecture: Architecture,
@@ -510,40 +558,53 @@ def _zeros(
     config: Mapping[str, Any],
     config_file: Path,
 ) -> dict[str, Stored]:
-    """Zeros for the biases that a model has here, and by its config.json does not have there."""
+    """Zeros, by name, for biases that the model has here and by its config.json lacks in the files.
+
+    Each field that says so is noted.
+    """
     sizes = parameters.sizes_of(model)
-    forms = {}
-    present = set()  # parts of the model
-    for tensor in parameters.tensors(model):
-        form = family.form_in_any(tensor, architecture)
-        if form is not None:
-            forms[tensor] = form
-            if not by_name.keys().isdisjoint(form.names):
-                present.add(part_of(tensor.name))
+    forms = _forms_of_present_parts(by_name, family, architecture, model)
     zeros: dict[str, Stored] = {}
     for field, modules in family.without_bias(config).items():
         biases = tuple(f'{module}.bias' for module in modules)
-        num_before = len(zeros)
+        # Where transformers does not read the field, a bias that the files have is used after all.
+        is_read = field in family.defaults
+        of_field: dict[str, Stored] = {}
         for tensor, form in forms.items():
-            if part_of(tensor.name) not in present:
-                continue
             for name in form.names:
-                # What transformers does not read says nothing of a file that has the bias.
-                ignored = name in by_name and field not in family.defaults
-                if name.endswith(biases) and not ignored:
-                    shape = tensor.shape_in(form, sizes)
-                    zeros[name] = _Zeros(shape, config_file, name)
-        if len(zeros) > num_before:
+                if name.endswith(biases) and (is_read or name not in by_name):
+                    of_field[name] = _ZeroBias(tensor.shape_in(form, sizes), config_file, name)
+        if of_field:
             tell_once(f'note: {config_file}: {field}=False: these biases are zeros here, which '
                       'training changes')
+        zeros |= of_field
     return zeros
 
 
+def _forms_of_present_parts(
+    by_name: Mapping[str, Stored],
+    family: Family,
+    architecture: Architecture,
+    model: Mapping[str, Any],
+) -> dict[Tensor, Form]:
+    """The forms of all parameters of those parts of a model of which the files have a tensor."""
+    forms: dict[Tensor, Form] = {}
+    present: set[Part | None] = set()
+    for tensor in parameters.tensors(model):
+        form = family.form_in_any(tensor, architecture)
+        if form is None:
+            continue
+        forms[tensor] = form
+        if not by_name.keys().isdisjoint(form.names):
+            present.add(part_of(tensor.name))
+    return {tensor: form for tensor, form in forms.items() if part_of(tensor.name) in present}
+
+
 def _unwrapped(by_file_name: Mapping[str, Stored]) -> dict[str, Stored]:
-    """Tensors by name without what training programs put before it.
+    """Tensors by their names without the prefixes of training programs' wrappers.
 
     Raises:
-      InputError: two tensors have the same name then.
+      InputError: two tensors have the same name without them.
     """
     tensors: dict[str, Stored] = {}
     for file_name, tensor in by_file_name.items():
@@ -562,16 +623,16 @@ def write_huggingface(
     """Writes a folder that `from_pretrained` of the head's class loads, tokenizer included.
 
     Args:
-      folder: to write; or hf:ORG/NAME.
+      folder: the folder to write; or hf:ORG/NAME, which is uploaded.
       weights: the model.
-      card: what its model card says beside the model's options.
+      card: what the model card says besides the model's options.
 
     Returns:
       Notes for the user, a line each.
 
     Raises:
-      InputError: it cannot be written, holds something already, or the weights lack a part of
-        their head.
+      InputError: the folder cannot be written or is not empty, no family of transformers has such a
+        model, or the weights lack a part of their head.
     """
     family = family_to_write(weights)
     architecture = class_of(family, weights.head, weights.params)
@@ -585,8 +646,8 @@ def write_huggingface(
         notes.append(f'{option.name}={weights.model[option.name]!r} has no field in the '
                      f'config.json of {family.name}: training there goes on with another value')
     notes += _left_out_parts(weights, architecture, class_name)
-    kept = (None, *architecture.parts)
-    params = {name: x for name, x in weights.params.items() if part_of(name) in kept}
+    written = (None, *architecture.parts)  # None: embeddings and layers
+    params = {name: x for name, x in weights.params.items() if part_of(name) in written}
     tensors = parameters.from_params(
         lambda tensor: family.form_of(tensor, architecture), params, weights.model)
     if not weights.head:  # the encoder's class has no prefix
@@ -606,10 +667,10 @@ def write_huggingface(
 
 
 def _missing_parts(weights: Weights, architecture: Architecture, class_name: str) -> list[str]:
-    """A note if a model without head has no pooler.
+    """A note, if what a class has and the weights lack is only the pooler of a headless model.
 
     Raises:
-      InputError: the weights lack another part.
+      InputError: the weights lack another part of the class.
     """
     for part in architecture.parts:
         if weights.has(part.prefix):
@@ -622,7 +683,7 @@ def _missing_parts(weights: Weights, architecture: Architecture, class_name: str
 
 
 def _left_out_parts(weights: Weights, architecture: Architecture, class_name: str) -> list[str]:
-    """A note if the weights have parts that the class has no place for."""
+    """A note, if the weights have parts that the class does not have."""
     written = architecture.parts
     present = {part_of(name) for name in weights.params}
     left_out = sorted(part.prefix.rstrip('/') for part in present if part and part not in written)
@@ -662,7 +723,7 @@ def _config_to_write(weights: Weights, family: Family, class_name: str) -> dict[
     activation = weights.inference.get('activation')
     if activation:  # of a cross-encoder of sentence-transformers
         config['sentence_transformers'] = {'activation_fn': f'torch.nn.{activation}'}
-    # Without any, it would be taken for a folder that transformers has written.
+    # It is never empty: a folder without it would be taken for one that transformers has written.
     config[INFERENCE] = dict(weights.inference) or framing_of({})
     return config
 
@@ -688,7 +749,7 @@ def _check_positions(vocab: Vocab, model: Mapping[str, Any], config_file: Path) 
 
 
 def _token_ids(weights: Weights, family: Family) -> dict[str, int | None]:
-    """The fields with the ids of special tokens; without a vocabulary, [PAD] and [MASK] are 0."""
+    """config.json's fields with ids of special tokens; without a vocabulary 0 or null."""
     if weights.vocab_file is None:
         unknown = dict.fromkeys(family.token_ids) | {'pad_token_id': 0}
         if 'mask_token_id' in unknown:  # transformers takes no null there
@@ -702,10 +763,11 @@ def _token_ids(weights: Weights, family: Family) -> dict[str, int | None]:
 
 
 def read_card(path: str | os.PathLike[str]) -> Card:
-    """What a Markdown file, which may begin with front matter, adds to a model card.
+    """Reads what a Markdown file, which may begin with YAML front matter, adds to a model card.
 
     Raises:
-      InputError: it cannot be read, its front matter does not end, or says what the card says.
+      InputError: it cannot be read, or its front matter does not end, is no YAML, or has a field
+        that every card has already.
     """
     content = read_file(path, 'part of a model card', '--card')
     try:
@@ -733,7 +795,7 @@ def read_card(path: str | os.PathLike[str]) -> Card:
 def _check_front_matter(text: str, path: object) -> None:
     """Raises InputError unless a text is YAML of fields and values, as model hubs read it."""
     try:
-        # Below another line, as in the card: at the very start, YAML skips a mark of UTF-8.
+        # Below a fence, as it will be in the card: at the very start, YAML skips a byte order mark.
         fields = yaml.safe_load(f'{_FENCE}\n{text}')
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         why = ' '.join(str(error).split())
@@ -744,7 +806,7 @@ def _check_front_matter(text: str, path: object) -> None:
 
 
 def _vocabulary_row(vocab_file: Path, lowercase: bool) -> str:
-    """What a model card says of a tokenizer."""
+    """The table row of a model card on its tokenizer, such as 'WordPiece, lower-cased text'."""
     tokenizer = load_tokenizer(vocab_file, lowercase)
     if tokenizer.lowercase is None:
         return tokenizer.algorithm
@@ -777,6 +839,6 @@ def _model_card(weights: Weights, class_name: str, own: Card) -> str:
 
 
 def _in_markdown(text: str) -> str:
-    """A text as it stands in a line or cell of Markdown, with nothing in it that is markup."""
+    """A text for a line or table cell of Markdown, with all escaped that could be markup."""
     one_line = visible(' '.join(text.split()))
     return re.sub(r'[\\`*<>\[\]|&]', lambda found: f'&#{ord(found[0])};', one_line)

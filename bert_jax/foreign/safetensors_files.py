@@ -29,13 +29,14 @@ SINGLE = 'model.safetensors'
 INDEX = 'model.safetensors.index.json'
 SHARD_BYTES = 5_000_000_000  # the long-standing default of transformers' `save_pretrained`
 _CHECKSUM = 'bert_jax.checksum '  # and a tensor's name: a metadata key in files that we write
-# Other files of weights, by the end of their names, as messages call them.
+
+
 class _OtherWeights(NamedTuple):
-    """A kind of weights file that is not read.
+    """A kind of weights file that is not read, as messages describe it.
 
     Attributes:
-      title: of the kind.
-      loading: how transformers loads it.
+      title: what the file is; {} stands for its suffix.
+      loading: what loads it in transformers.
     """
 
     title: str
@@ -43,7 +44,7 @@ class _OtherWeights(NamedTuple):
 
 
 _PICKLE = _OtherWeights('a pickle ({}), which can run code', 'transformers')
-_OTHER_WEIGHTS = {
+_OTHER_WEIGHTS = {  # by the suffix of a file
     '.bin': _PICKLE,
     '.pt': _PICKLE,
     '.pth': _PICKLE,
@@ -65,11 +66,11 @@ class FileTensor(NamedTuple):
         return tuple(self.file.get_slice(self.name).get_shape())
 
     def read(self) -> np.ndarray:
-        """The array as stored; one of float64 rounded to float32, which is said once a file.
+        """The array as stored, but for float64, which is rounded to float32 with a note.
 
         Raises:
-          InputError: it is of another type than floating point, has numbers that float32 does not
-            reach, or does not match its checksum.
+          InputError: its type is not floating point, a number is beyond float32's range, or it does
+            not match its checksum.
         """
         dtype = self.file.get_slice(self.name).get_dtype()
         if dtype not in ('F32', 'F16', 'BF16', 'F64'):
@@ -96,7 +97,14 @@ class FileTensor(NamedTuple):
 def open_tensors(
     folder: Path, stack: contextlib.ExitStack
 ) -> tuple[Path, dict[str, FileTensor]]:
-    """(The file or index, for messages; its tensors by name); files are closed with the stack.
+    """Opens `model.safetensors`, or the shards that `model.safetensors.index.json` lists.
+
+    Args:
+      folder: of the model.
+      stack: closes the files.
+
+    Returns:
+      (The path of the file or index, for messages; its tensors by name.)
 
     Raises:
       InputError: weights are missing, damaged or pickled.
@@ -120,7 +128,7 @@ def _open_shards(index: Path, stack: contextlib.ExitStack) -> dict[str, FileTens
     for shard in sorted(set(weight_map.values())):
         tensors |= open_file(index.parent / shard, stack)
     missing = sorted(weight_map.keys() - tensors.keys())
-    if missing:  # of a part that was taken out, perhaps; a model that needs it says so
+    if missing:  # perhaps of a part that was removed; if the model needs it, that is an error later
         tell_once(f'note: {index} names {len(missing):,} tensors that are in none of its files, '
                   f'such as {missing[0]} of {weight_map[missing[0]]}')
     return tensors
@@ -138,7 +146,7 @@ def _check_no_other_weights(folder: Path) -> None:
 
 
 def open_file(path: Path, stack: contextlib.ExitStack) -> dict[str, FileTensor]:
-    """The tensors in a file, by name; it is closed with the stack.
+    """Opens a file and returns its tensors by name; closing the stack closes it.
 
     Raises:
       InputError: it is missing or damaged.
@@ -175,7 +183,7 @@ def write_tensors(folder: Path, tensors: Mapping[str, np.ndarray]) -> None:
 
 
 def _shards(tensors: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-    """The tensors in parts of at most `SHARD_BYTES`; a larger tensor is a part by itself."""
+    """Divides tensors into parts of at most `SHARD_BYTES`; a larger tensor is a part by itself."""
     shards: list[dict[str, np.ndarray]] = [{}]
     num_bytes = 0
     for name, array in tensors.items():
@@ -188,7 +196,11 @@ def _shards(tensors: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
 
 
 def write_file(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """Writes a file that has the same bytes each time; the library's order of metadata varies."""
+    """Writes float32 tensors to a safetensors file, with a checksum of each in its metadata.
+
+    The library itself is not used, because its order of metadata varies: here the same tensors are
+    always the same bytes.
+    """
     metadata = {'format': 'pt'}
     header: dict[str, Any] = {'__metadata__': metadata}
     start = 0

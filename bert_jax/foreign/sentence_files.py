@@ -1,4 +1,4 @@
-"""The files beside a model's weights by which sentence-transformers makes vectors with them."""
+"""The files with which sentence-transformers makes vectors of texts with a model."""
 
 from typing import Any
 
@@ -10,13 +10,14 @@ from bert_jax.weights.parameters import Weights
 
 
 def write_sentence_files(folder: Path, weights: Weights) -> None:
-    """Writes the modules that pool, and scale vectors to length 1, and the prompts, as of the run.
+    """Writes modules.json with pooling and normalization, and the prompts, as the run had them.
 
-    `predict.sentences` reads them.
+    `predict.sentences` reads these files.
 
     Args:
-      folder: of the model; its encoder's files are in it.
-      weights: their `inference` has `pool`, one of POOLS, and perhaps `normalize` and `prompts`.
+      folder: of the model; the encoder's own files are in it.
+      weights: the model; `Weights.inference` has `pool`, one of POOLS, and the other settings for
+        vectors that the run had.
     """
     modules = ['Transformer', 'Pooling']
     if weights.inference.get('normalize'):
@@ -38,13 +39,13 @@ def write_sentence_files(folder: Path, weights: Weights) -> None:
         pooling['include_prompt'] = False
     write_json(folder / '1_Pooling' / 'config.json', pooling)
     max_length = weights.inference.get('max_seq_length') or model.max_length
-    cut = {}
+    dims_kept = {}
     if weights.inference.get('truncate_dim'):
-        cut['truncate_dim'] = weights.inference['truncate_dim']
+        dims_kept['truncate_dim'] = weights.inference['truncate_dim']
     write_json(folder / 'sentence_bert_config.json', {
         'max_seq_length': min(max_length, model.max_length),
         'do_lower_case': weights.inference.get('do_lower_case', False)})
     write_json(folder / 'config_sentence_transformers.json', {
         'prompts': weights.inference.get('prompts') or {},
         'default_prompt_name': weights.inference.get('default_prompt'),
-        'similarity_fn_name': weights.inference.get('similarity', 'cosine')} | cut)
+        'similarity_fn_name': weights.inference.get('similarity', 'cosine')} | dims_kept)

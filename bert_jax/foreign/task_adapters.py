@@ -1,10 +1,9 @@
 """Adapters for several tasks in the files of one model, as jina-embeddings-v3 is published.
 
-Its makers' code (Sturua et al., 2024) adds a low-rank product to each matrix and table X: the files
-have `X.parametrizations.weight.original`, and two factors `...0.lora_A` and `...0.lora_B` with a
-dim that counts the tasks. A model computes with the sum, or without a task with the original alone.
-
-    T: tasks, R: rank, I: inputs, or rows of a table, O: outputs, or columns of a table
+Its makers' code (Sturua et al., 2024) adds the product of two low-rank factors to each matrix and
+embedding table X. The files have `X.parametrizations.weight.original`, and the factors
+`X.parametrizations.weight.0.lora_A` and `...lora_B`, whose first dim is the task. With a task, the
+model computes with the sum; without, with the original alone.
 """
 
 from collections.abc import Mapping
@@ -15,13 +14,13 @@ import numpy as np
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path
 
-TASKS = 'lora_adaptations'  # the field of config.json with their names
+TASKS = 'lora_adaptations'  # the field of config.json with the tasks' names
 _ORIGINAL = '.parametrizations.weight.original'
 _FACTOR = '.parametrizations.weight.0.lora_'
 
 
 class Stored(Protocol):
-    """A tensor in a file."""
+    """A tensor in a file, or one made of tensors in files, which is read when it is needed."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -39,12 +38,19 @@ class Stored(Protocol):
         """The array as stored."""
 
 
-class _Sum(NamedTuple):
-    """A tensor to which the product of a task's factors is added."""
+class _WithProduct(NamedTuple):
+    """A tensor to which the product of a task's factors is added.
+
+    Attributes:
+      original: the tensor without it.
+      factors: of all tasks, in the order in which they are multiplied.
+      task_index: the task's index in the factors' first dim.
+      scale: multiplies the product.
+    """
 
     original: Stored
-    factors: tuple[Stored, Stored]  # in the order in which they are multiplied
-    number: int  # of the task
+    factors: tuple[Stored, Stored]
+    task_index: int
     scale: float
 
     @property
@@ -61,29 +67,29 @@ class _Sum(NamedTuple):
 
     def read(self) -> np.ndarray:
         first, second = (
-            factor.read()[self.number].astype(np.float32) for factor in self.factors)
+            factor.read()[self.task_index].astype(np.float32) for factor in self.factors)
         return self.original.read().astype(np.float32) + first @ second * np.float32(self.scale)
 
 
-def of_parametrization(name: str) -> tuple[str, str]:
-    """The names of tensors of which a parametrization of PyTorch may compute this weight."""
+def parametrized_names(name: str) -> tuple[str, str]:
+    """The names that a weight's tensor has in files if a parametrization of PyTorch computes it."""
     original = name.removesuffix('.weight') + _ORIGINAL
-    return original, f'{original}0'  # one, or a direction beside lengths (weight_norm)
+    return original, f'{original}0'  # the latter with weight_norm, which has two tensors
 
 
-def of_task(
+def tensors_for_task(
     tensors: Mapping[str, Stored], config: Mapping[str, Any], task: str, config_file: Path
 ) -> dict[str, Stored]:
-    """The tensors of a model for one task, without factors; '': for none.
+    """The tensors of a model with the adapter of one task added.
 
     Args:
-      tensors: in the files, by name.
+      tensors: those in the files, by name; the factors are not in the result.
       config: the content of config.json.
-      task: one of `config[TASKS]`, or ''.
-      config_file: its path, for messages.
+      task: one of `config[TASKS]`; '': the model without any of its adapters.
+      config_file: the path of config.json, for messages.
 
     Raises:
-      InputError: there are no factors, some are missing, or do not fit their tensor.
+      InputError: there are no factors, some are missing, or they do not fit their tensor.
     """
     if not config.get(TASKS):
         return dict(tensors)
@@ -97,17 +103,21 @@ def of_task(
             if _FACTOR not in name:
                 found[name] = tensor
         elif task:
-            found[f'{module}.weight'] = _sum(module, tensors, config, task, config_file)
+            found[f'{module}.weight'] = _with_product(module, tensors, config, task, config_file)
         else:
             found[f'{module}.weight'] = tensor
     return found
 
 
-def _sum(
+def _with_product(
     module: str, tensors: Mapping[str, Stored], config: Mapping[str, Any], task: str,
     config_file: Path,
-) -> _Sum:
-    """The weight of a module with a task's product."""
+) -> _WithProduct:
+    """The weight of a module with the product of a task's factors; arguments as above.
+
+    Raises:
+      InputError: a factor is missing, or does not fit the weight.
+    """
     tasks = config[TASKS]
     original = tensors[module + _ORIGINAL]
     names = [f'{module}{_FACTOR}{letter}' for letter in 'AB']
@@ -121,7 +131,8 @@ def _sum(
     of_table = (len(tasks), num_out, rank), (len(tasks), rank, num_in)  # its rows are inputs
     if (a.shape, b.shape) in (of_matrix, of_table):
         factors = (b, a) if (a.shape, b.shape) == of_matrix else (a, b)
-        return _Sum(original, factors, tasks.index(task), config.get('lora_alpha', 1) / rank)
+        scale = config.get('lora_alpha', 1) / rank
+        return _WithProduct(original, factors, tasks.index(task), scale)
     raise InputError(f'{a.path}: {a.name} is {list(a.shape)} and {b.name} {list(b.shape)}, which '
                      f'by {config_file} ({len(tasks)} tasks, lora_rank={rank!r}) do not belong to '
                      f'{original.name}, {list(original.shape)}: download them again')
