@@ -1,9 +1,10 @@
-"""Adapters as peft has them: `adapter_config.json` and `adapter_model.safetensors`, without a base.
+"""Adapters in peft's format: `adapter_config.json` and `adapter_model.safetensors`.
 
-A folder that is written here also has `bert_jax.json`, which says what peft's files do not: the
-head, its labels, and how predictions are made.
+The model that an adapter is added to, its base, is not in the folder. A folder that is written here
+also has `bert_jax.json` with what peft's files do not say: the head, its labels, and how
+predictions are made.
 
-    I: inputs, M: matrices of a kernel, or those that have an adapter, R: rank, O: outputs
+    I: inputs, M: matrices of a kernel, or those of them that have an adapter, R: rank, O: outputs
 """
 
 import contextlib
@@ -46,7 +47,7 @@ _OURS = 'bert_jax.json'
 _PREFIX = 'base_model.model.'
 _LEAVES = ('lora_A.weight', 'lora_B.weight', 'lora_magnitude_vector')
 _OUTPUTS = 'classifier/bias'
-# Matrices in front of the layers, beside which no adapter is trained here.
+# The tables and the matrix before the layers, whose adapters are read, but cannot be trained here.
 _BEFORE_LAYERS = re.compile(r'bert/embeddings/(\w+)_embeddings|bert/embeddings_project/kernel')
 _TASK_TYPES = {
     'classification': 'SEQ_CLS', 'regression': 'SEQ_CLS', 'multi_label': 'SEQ_CLS',
@@ -68,22 +69,24 @@ _SCHEMA: Mapping[str, Any] = {
     'rank_pattern': MapOf(_RANK),
     'alpha_pattern': MapOf(NUMBER),
 }
-_OF_OURS: Mapping[str, Any] = {'head': TEXT, 'labels': ListOf(TEXT)}
-# Other fields that change nothing here: how the adapter was chosen, drawn or saved.
+_SCHEMA_OF_OURS: Mapping[str, Any] = {'head': TEXT, 'labels': ListOf(TEXT)}
+# Fields of adapter_config.json that only say how the adapter was made, and so are not read.
 _NOT_READ = (
     'auto_mapping', 'peft_version', 'inference_mode', 'target_modules', 'exclude_modules',
     'modules_to_save', 'layers_pattern', 'layers_to_transform', 'megatron_core', 'eva_config',
     'runtime_config', 'qalora_group_size', 'ensure_weight_tying')
-# With others, what the adapter was trained on is not the base.
-_DRAWN = (True, False, 'gaussian', 'orthogonal', 'eva')
+# The values of `init_lora_weights` with which peft leaves the base as it is. Others, such as
+# 'pissa', change its kernels before training.
+_INITS = (True, False, 'gaussian', 'orthogonal', 'eva')
 
 
 class _Place(NamedTuple):
     """Where the files have the adapters of a kernel.
 
     Attributes:
-      kernel: with its adapters.
-      modules: of peft: one for each matrix that has an adapter, or one for all of the kernel.
+      kernel: the kernel.
+      modules: names of peft's modules: one for each matrix of the kernel that has an adapter, or a
+        single one for the whole kernel, if it is one matrix in transformers.
     """
 
     kernel: AdaptedKernel
@@ -94,14 +97,15 @@ def write_peft(folder: Path, weights: Weights) -> list[str]:
     """Writes a folder that `PeftModel.from_pretrained(base, folder)` loads.
 
     Args:
-      folder: to write; or hf:ORG/NAME.
-      weights: with an adapter.
+      folder: the folder to write; or hf:ORG/NAME, which is uploaded.
+      weights: a model with an adapter.
 
     Returns:
       Notes for the user, a line each.
 
     Raises:
-      InputError: there is no adapter, or peft has none of its kind.
+      InputError: there is no adapter, or peft has none of its kind, or no family of transformers
+        has such a model.
     """
     adapter = weights.adapter
     if adapter is None:
@@ -116,7 +120,8 @@ def write_peft(folder: Path, weights: Weights) -> list[str]:
         raise InputError(f'{weights.source} has {HEADS[weights.head].title()}, which no class of '
                          f'{family.name} models has: use --to bert_jax')
     tensors: dict[str, np.ndarray] = {}
-    wide: dict[str, int] = {}  # modules that are several matrices, with their number
+    # The modules that are several matrices here, with the number of those that have an adapter.
+    wide: dict[str, int] = {}
     targets: list[str] = []
     for place in _places(weights, adapter.options, family, architecture):
         targets += place.modules
@@ -127,7 +132,7 @@ def write_peft(folder: Path, weights: Weights) -> list[str]:
     of_head = parameters.from_params(
         lambda tensor: family.form_of(tensor, architecture), head, weights.model)
     tensors |= {_PREFIX + name: x for name, x in of_head.items()}
-    config = _config(weights, adapter, targets, wide)
+    config = _adapter_config(weights, adapter, targets, wide)
     config['modules_to_save'] = sorted({_module_of_head(name, family) for name in of_head})
     if not weights.head:  # the encoder's class has no prefix
         prefix = _PREFIX + family.prefix
@@ -142,11 +147,16 @@ def write_peft(folder: Path, weights: Weights) -> list[str]:
         write_json(beside / _OURS, {
             'head': weights.head, 'labels': list(weights.labels),
             INFERENCE: dict(weights.inference)})
-    return _notes_of_base(adapter.base, family.class_name(architecture))
+    return _notes_on_base(adapter.base, family.class_name(architecture))
 
 
-def _notes_of_base(base: str, class_name: str) -> list[str]:
-    """What a user needs to add the adapter to its base, which may be '', with a class."""
+def _notes_on_base(base: str, class_name: str) -> list[str]:
+    """Notes on what peft adds the adapter to.
+
+    Args:
+      base: the model that the adapter was trained on; '' if it is not known.
+      class_name: the class of transformers that loads the base.
+    """
     notes = [f'peft adds it to {base or "the model that it was trained on"}, as {class_name} '
              'loads it']
     if base and (is_run(as_path(base)) or is_step(as_path(base))):
@@ -157,23 +167,30 @@ def _notes_of_base(base: str, class_name: str) -> list[str]:
 
 
 def _module_of_head(name: str, family: Family) -> str:
-    """The module in the class of a head's tensor: 'bert.pooler' or 'classifier'."""
+    """The module of transformers' class that has a head's tensor: 'bert.pooler' or 'classifier'."""
     parts = name.split('.')
     num = 2 if name.startswith(family.prefix) else 1
     return '.'.join(parts[:num])
 
 
-def _config(
+def _adapter_config(
     weights: Weights, adapter: AdapterWeights, targets: Sequence[str], wide: Mapping[str, int]
 ) -> dict[str, Any]:
-    """The fields of adapter_config.json but for those of the head."""
+    """The fields of adapter_config.json, without `modules_to_save`.
+
+    Args:
+      weights: the model.
+      adapter: its adapter.
+      targets: the modules that have an adapter.
+      wide: those of them that are several matrices here, with how many of these have an adapter.
+    """
     options = adapter.options
     base, revision = adapter.base, None
     if base.startswith('hf:'):
         base, _, named = base.removeprefix('hf:').partition('@')
         revision = named or None
     alphas = {}
-    for name, number in wide.items():  # so that the scale is that of one matrix
+    for name, number in wide.items():  # keeps alpha / rank, or with 'rslora' alpha / sqrt(rank)
         factor = math.sqrt(number) if options.kind == 'rslora' else number
         alphas[name] = _whole(options.alpha * factor)
     return {
@@ -204,7 +221,7 @@ def _whole(number: float) -> float:
 def _places(
     weights: Weights, options: AdapterOptions, family: Family, architecture: Architecture
 ) -> Iterator[_Place]:
-    """Where files of a class have each adapter of a model."""
+    """Where the files of a class have the adapters of each kernel of a model."""
     for kernel in adapted_kernels(parameters.tensors(weights.model), options):
         form = family.form_of(kernel.kernel, architecture)
         assert form is not None, kernel.name
@@ -217,15 +234,16 @@ def _places(
 def _to_files(
     place: _Place, params: Mapping[str, np.ndarray], adapter: AdapterWeights
 ) -> dict[str, np.ndarray]:
-    """The tensors of a kernel's adapters.
+    """The tensors of a kernel's adapters, by their names in the files.
 
-    Where peft has one for several matrices, its rank is that of all of them together, and its B has
-    zeros where a matrix would read what is of another.
+    Where transformers has one matrix for several here, such as query, key and value, the adapters
+    of these become one, whose rank is the sum of theirs. Its B has zeros where the columns of one
+    matrix would otherwise depend on the A of another.
 
     Args:
-      place: where they are in the files.
-      params: of the model.
-      adapter: of the model.
+      place: where the adapters are in the files.
+      params: the model's parameters.
+      adapter: the model's adapter.
     """
     kernel = place.kernel
     num = len(kernel.adapted)
@@ -268,10 +286,10 @@ def _module_to_files(
 
 
 def base_of(folder: Path) -> str:
-    """What the adapter in a folder is added to, as `load_weights` takes it.
+    """The name of the model that the adapter in a folder is added to, for `load_weights`.
 
     Raises:
-      InputError: it does not say.
+      InputError: adapter_config.json names none.
     """
     file = folder / ADAPTER_CONFIG
     named = _base_in(read_fields(file, _SCHEMA, _REMEDY))
@@ -297,23 +315,24 @@ def is_peft(names: Collection[str]) -> bool:
 
 
 def read_peft(folder: Path, base: Weights) -> Weights:
-    """The model of a folder of peft: `base` with another head, and the adapter beside it.
+    """Reads a folder of peft: the model is `base` with the adapter and the head of the folder.
 
-    If the folder has adapters of embeddings, too, all of them are in the parameters.
+    The adapter is beside the parameters (`Weights.adapter`). But if the folder also has adapters of
+    embeddings, all adapters are merged into the parameters.
 
     Args:
       folder: written by `save_pretrained` of a `PeftModel`, or by `write_peft`.
-      base: what the adapter is added to.
+      base: the model that the adapter is added to.
 
     Raises:
-      InputError: something is missing, damaged, or of a kind that there is not here, or the adapter
-        is of another model.
+      InputError: a file is missing or damaged, the adapter is of a kind that is not known here, or
+        it was trained on another model.
     """
     base = base.merged
     stored, family = _open_folder(folder, base)
     ours: dict[str, Any] = {}
     if exists(folder / _OURS):
-        ours = read_fields(folder / _OURS, _OF_OURS, _REMEDY)
+        ours = read_fields(folder / _OURS, _SCHEMA_OF_OURS, _REMEDY)
     head = ours.get('head')
     if head is None:
         head = _head_of(stored, base.head)
@@ -330,9 +349,9 @@ def read_peft(folder: Path, base: Weights) -> Weights:
     embeddings = _adapted_embeddings(stored, base, family, architecture, head)
     if stored.arrays:
         name = min(stored.arrays, key=lambda name: ('.lora_' not in name, name))
-        raise InputError(f'{folder / _TENSORS}: {name} is of nothing that can be read of a model '
-                         f'with {HEADS[head].title()}: adapters of the layers and the pooler can '
-                         f'be, and parameters of the head{_remedy(stored)}')
+        raise InputError(f'{folder / _TENSORS}: {name} has no place in a model with '
+                         f'{HEADS[head].title()}: adapters of the layers and the pooler can be '
+                         f'read, and parameters of the head{_remedy(stored)}')
     head = parameters.find_head(
         params, base.model, head, f'{stored.file} is of {HEADS[head].title()}')
     labels = ours.get('labels')
@@ -352,58 +371,65 @@ def read_peft(folder: Path, base: Weights) -> Weights:
 
 
 class _Stored(NamedTuple):
-    """The content of a folder.
+    """The content of a folder of peft.
 
     Attributes:
-      arrays: by the names in the class; what has been read is removed.
-      config: of adapter_config.json.
-      file: the path of that.
-      added: what the names of modules begin with here, and not in the files.
+      arrays: the tensors that are still to be read, by their names in the class with a head.
+      config: the content of adapter_config.json.
+      file: the path of adapter_config.json.
+      added_prefix: what was put before the names in the files, which are of the encoder's class.
     """
 
     arrays: dict[str, np.ndarray]
     config: Mapping[str, Any]
     file: Path
-    added: str = ''
+    added_prefix: str = ''
 
     def scale(self, module: str, rank: int) -> float:
-        """The factor of the product of a module's matrices."""
-        alpha = self._of(module, 'alpha_pattern', self.alpha)
+        """The factor of the product B A of a module."""
+        alpha = self._by_pattern('alpha_pattern', module, self.alpha)
         return alpha / (math.sqrt(rank) if self.config.get('use_rslora') else rank)
 
     def rank(self, module: str) -> int:
         """The rank of a module's matrices."""
-        return int(self._of(module, 'rank_pattern', self.usual_rank))
+        return int(self._by_pattern('rank_pattern', module, self.usual_rank))
 
     @property
     def alpha(self) -> float:
-        """Of modules without another; peft's default where the file has none."""
+        """The alpha of modules that no `alpha_pattern` names; peft's default is 8."""
         return float(self.config.get('lora_alpha') or 8)
 
     @property
     def usual_rank(self) -> int:
-        """Of modules without another; peft's default where the file has none."""
+        """The rank of modules that no `rank_pattern` names; peft's default is 8."""
         return int(self.config.get('r') or 8)
 
-    def _of(self, module: str, field: str, default: Any) -> Any:
-        """What a field of patterns says of a module: the ends of names, as regular expressions."""
-        module = module.removeprefix(self.added)
+    def _by_pattern(self, field: str, module: str, default: Any) -> Any:
+        """A module's value in a field whose keys are regular expressions of the ends of names."""
+        module = module.removeprefix(self.added_prefix)
         for pattern, value in (self.config.get(field) or {}).items():
             try:
-                is_meant = re.fullmatch(rf'(.*\.)?({pattern})', module) is not None
+                matches = re.fullmatch(rf'(.*\.)?({pattern})', module) is not None
             except re.error as error:
                 raise InputError(f'{self.file}: {field} has {pattern!r:.100}, which is no regular '
                                  f'expression ({error}): {_REMEDY}') from None
-            if is_meant:
+            if matches:
                 return value
         return default
 
 
 def _open_folder(folder: Path, base: Weights) -> tuple[_Stored, Family]:
-    """(The content of a folder, the family whose modules it names); `base` as for `read_peft`.
+    """Reads all tensors of a folder into memory.
+
+    Args:
+      folder: of peft.
+      base: as for `read_peft`.
+
+    Returns:
+      (The content, the family whose modules it names.)
 
     Raises:
-      InputError: it cannot be read, or is of another model.
+      InputError: the folder cannot be read, or the adapter is of another model.
     """
     file = folder / ADAPTER_CONFIG
     config = read_fields(file, _SCHEMA, _REMEDY)
@@ -422,17 +448,17 @@ def _open_folder(folder: Path, base: Weights) -> tuple[_Stored, Family]:
     whole_names = {
         family.prefix + name if name.startswith(family.beginnings) else name: x
         for name, x in arrays.items()}
-    return _Stored(whole_names, config, file, added=family.prefix), family
+    return _Stored(whole_names, config, file, added_prefix=family.prefix), family
 
 
 def _check_readable(config: Mapping[str, Any], file: Path) -> None:
-    """Raises InputError if a field says that the adapter is more than low-rank products."""
+    """Raises InputError if a field says that the adapter is another kind than LoRA's."""
     kind = config.get('peft_type')
     if kind != 'LORA':
         raise InputError(f'{file}: peft_type={kind!r} cannot be read: LORA can')
-    drawn = config.get('init_lora_weights', True)
-    if drawn not in _DRAWN:
-        raise InputError(f'{file}: init_lora_weights={drawn!r} cannot be read: it changed the '
+    init = config.get('init_lora_weights', True)
+    if init not in _INITS:
+        raise InputError(f'{file}: init_lora_weights={init!r} cannot be read: it changed the '
                          'model that the adapter is added to; save it with '
                          'path_initial_model_for_weight_conversion')
     for name, value in config.items():
@@ -442,7 +468,7 @@ def _check_readable(config: Mapping[str, Any], file: Path) -> None:
 
 
 def _remedy(stored: _Stored) -> str:
-    """What helps against a tensor that is of nothing, as far as it is known."""
+    """The end of a message on a tensor that has no place in the model: what may help; or ''."""
     if any('.lora_' in name for name in stored.arrays):
         return f': {_MERGE}'
     if stored.config.get('task_type'):
@@ -451,38 +477,44 @@ def _remedy(stored: _Stored) -> str:
             f"{', '.join(dict.fromkeys(_TASK_TYPES.values()))}")
 
 
-def _head_of(stored: _Stored, of_base: str) -> str:
-    """The head of a task type of peft: that of the base, if it is of this type.
+def _head_of(stored: _Stored, head_of_base: str) -> str:
+    """The head that peft's `task_type` says: that of the base, if it is of this type.
 
-    Without a type, which is peft's default, the adapter is of the base's own class, or by the names
-    in the files of the encoder's. A regression is told by its one output, whatever the base's head.
+    Without a type, which is peft's default, it is the base's head, or no head if the names in the
+    files are those of the encoder's class. A regression is read as a classification here; its one
+    output tells it (`parameters.find_head`).
 
     Raises:
-      InputError: the type is none of an encoder.
+      InputError: models here have no head of this type.
     """
     task_type = stored.config.get('task_type')
     if not task_type:
-        return '' if stored.added else of_base
+        return '' if stored.added_prefix else head_of_base
     heads = [head for head, kind in _TASK_TYPES.items() if kind == task_type]
     if not heads:
         raise InputError(f'{stored.file}: task_type={task_type!r} cannot be read: '
                          f"{', '.join(dict.fromkeys(_TASK_TYPES.values()))} can be, and null")
-    if of_base in heads and of_base != 'regression':
-        return of_base
+    if head_of_base in heads and head_of_base != 'regression':
+        return head_of_base
     return heads[0]
 
 
 def _family_of(names: Collection[str], base: Weights, where: Path) -> Family:
-    """The family, as in memory, whose layers have the names of the modules with adapters.
+    """The family whose modules in memory (`Family.in_memory`) include all that have an adapter.
 
-    Of several, it is that which can hold the options of the base.
+    If there are several, it is the one whose config.json holds most options of the base.
+
+    Args:
+      names: of the tensors in the files.
+      base: the model that the adapter is added to.
+      where: the file, for messages.
 
     Raises:
-      InputError: there is none, or it has no adapter.
+      InputError: there is no such family, or the files have no adapter.
     """
     modules = {name.partition('.lora_')[0] for name in names if '.lora_' in name}
     found = []
-    fewest = modules  # that a family does not know
+    fewest = modules  # the modules unknown to the family that knows most of them
     for in_files in FAMILIES:
         family = in_files.in_memory
         known = _modules_of(family, base)
@@ -499,7 +531,7 @@ def _family_of(names: Collection[str], base: Weights, where: Path) -> Family:
 
 
 def _modules_of(family: Family, base: Weights) -> set[str]:
-    """What a family calls the modules of a model that can have an adapter in a folder of peft."""
+    """A family's names for the modules of a model that can have an adapter in a folder of peft."""
     tensors = parameters.tensors(base.model)
     options = AdapterOptions(rank=1, targets='all')
     forms = [family.form_of(adapted.kernel, family.architectures[0])
@@ -514,31 +546,31 @@ def _modules_of(family: Family, base: Weights) -> set[str]:
 def _read_adapter(
     stored: _Stored, base: Weights, family: Family, architecture: Architecture
 ) -> AdapterWeights:
-    """The adapter of a model.
+    """The adapter of a model's layers, in the form that one `AdapterOptions` describes.
 
-    If its matrices have several ranks, or scales, it is written here with the largest rank: further
-    columns of a are 0, and what differs in scale is in b. If only some layers have one, those of
-    the others are 0.
+    All matrices get the largest rank and one scale: a smaller rank is filled with zeros, and b is
+    multiplied by what its scale differs. If only some layers have an adapter, it is 0 in the
+    others.
 
     Raises:
-      InputError: it is of matrices of another size, or of none in the layers.
+      InputError: a matrix has another size in the base, or no adapter is of a layer.
     """
-    named = _adapted_modules(stored, base, family, architecture)
-    modules = sorted({module for found in named.values() for module in found.values()})
+    modules_of = _adapted_modules(stored, base, family, architecture)
+    modules = sorted({module for found in modules_of.values() for module in found.values()})
     if not modules:
         raise InputError(f'{stored.file.with_name(_TENSORS)} has no adapter of the layers, and one '
                          'of the pooler or the embeddings alone cannot be read: merge it with peft '
                          '(merge_and_unload)')
     rank = max(stored.rank(module) for module in modules)
     targets = dict.fromkeys(
-        kernel.targets[i] for kernel, found in named.items() for i in found)
+        kernel.targets[i] for kernel, found in modules_of.items() for i in found)
     options = _options(stored, rank, ','.join(targets))
     params: dict[str, np.ndarray] = {}
     sizes = parameters.sizes_of(base.model)
     every = parameters.tensors(base.model)
     lengths = first_magnitudes(base.params, options, every)
     for kernel in adapted_kernels(every, options):
-        (found,) = (found for other, found in named.items() if other.name == kernel.name)
+        (found,) = (found for other, found in modules_of.items() if other.name == kernel.name)
         shapes = kernel.shapes(options, sizes)
         params |= _kernel_from_files(kernel, found, stored, options, shapes, lengths)
     for module in modules:
@@ -550,8 +582,8 @@ def _read_adapter(
 def _adapted_modules(
     stored: _Stored, base: Weights, family: Family, architecture: Architecture
 ) -> dict[AdaptedKernel, dict[int, str]]:
-    """Of each kernel, the modules of its matrices that have an adapter, by number."""
-    named: dict[AdaptedKernel, dict[int, str]] = {}
+    """For each kernel, the module of peft of each matrix that has an adapter, by its index."""
+    modules_of: dict[AdaptedKernel, dict[int, str]] = {}
     for kernel in adapted_kernels(
             parameters.tensors(base.model), AdapterOptions(rank=1, targets='all')):
         form = family.form_of(kernel.kernel, architecture)
@@ -561,12 +593,21 @@ def _adapted_modules(
             modules *= len(kernel.targets)
         found = {i: module for i, module in enumerate(modules)
                  if f'{module}.lora_A.weight' in stored.arrays}
-        named[kernel] = found
-    return named
+        modules_of[kernel] = found
+    return modules_of
 
 
 def _options(stored: _Stored, rank: int, targets: str) -> AdapterOptions:
-    """The options of an adapter whose largest rank is this."""
+    """The options of the adapter in the files.
+
+    Args:
+      stored: the files.
+      rank: the largest rank of its matrices.
+      targets: the kinds of matrices that have it, as in `adapter.targets`.
+
+    Raises:
+      InputError: it is of two kinds at once.
+    """
     config = stored.config
     kind = 'dora' if config.get('use_dora') else 'rslora' if config.get('use_rslora') else 'lora'
     if config.get('use_dora') and config.get('use_rslora'):
@@ -574,7 +615,7 @@ def _options(stored: _Stored, rank: int, targets: str) -> AdapterOptions:
                          'adapter with peft')
     alpha = stored.alpha
     usual = stored.usual_rank
-    if rank != usual:  # so that the scale stays
+    if rank != usual:  # keeps the scale of the usual rank
         alpha *= math.sqrt(rank / usual) if kind == 'rslora' else rank / usual
     return AdapterOptions(kind, rank, alpha, float(config.get('lora_dropout') or 0), targets)
 
@@ -586,12 +627,12 @@ def _kernel_from_files(
     """The parameters of a kernel's adapters, by our names.
 
     Args:
-      kernel: with its adapters.
-      found: the module of each of its matrices that has an adapter in the files.
+      kernel: the kernel.
+      found: the module of each of its matrices that has an adapter in the files, by its index.
       stored: the files.
       options: of the adapter.
-      shapes: of these parameters, by name.
-      lengths: of the columns of kernels, by the names of magnitudes.
+      shapes: the shapes of these parameters, by name.
+      lengths: the lengths of the columns of kernels, by the names of DoRA's magnitudes.
     """
     name_a, name_b, *magnitudes = shapes
     num_adapted = len(kernel.adapted)
@@ -602,7 +643,7 @@ def _kernel_from_files(
         name_b: np.zeros((options.rank, num_adapted, num_outputs), np.float32)}
     for name in magnitudes:
         params[name] = lengths[name].reshape(num_adapted, -1).copy()
-    is_shared = len(set(found.values())) < len(found)  # one module has several of our matrices
+    is_shared = len(set(found.values())) < len(found)  # one module is several matrices here
     for matrix, module in found.items():
         read = _read_module(
             stored, module, options, num_inputs,
@@ -618,11 +659,12 @@ def _kernel_from_files(
 
 
 class _Module(NamedTuple):
-    """The adapter of one module of peft; R is its own rank.
+    """The adapter of one module of peft, in float32; R is the module's own rank.
 
     Attributes:
-      a_RxI, b_OxR: its matrices; b is scaled so that the scale of our options is right for it.
-      magnitude_O: the lengths of DoRA's columns; empty for other kinds.
+      a_RxI, b_OxR: its matrices; b is scaled such that `AdapterOptions.scale` is the factor of
+        their product.
+      magnitude_O: DoRA's lengths of columns; empty for other kinds.
     """
 
     a_RxI: np.ndarray
@@ -656,16 +698,16 @@ def _tensor(stored: _Stored, name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _is_kernel_of_pooler(tensor: Tensor) -> bool:
-    """Whether a parameter is the matrix in front of a classifier."""
+    """Whether a parameter is the kernel of the pooler, the dense layer before a classifier."""
     return part_of(tensor.name) is POOLER and tensor.name.endswith('/kernel')
 
 
 def _with_product(stored: _Stored, module: str, of_base: np.ndarray) -> np.ndarray | None:
-    """A matrix [O, I] of the base with the adapter that the files have of it; None: they have none.
+    """A matrix [O, I] of the base with its adapter merged; None if the files have no adapter of it.
 
     Args:
-      stored: the files; what is read is removed.
-      module: of peft.
+      stored: the files; the tensors that are read are removed from it.
+      module: peft's name for the matrix.
       of_base: the matrix.
     """
     if f'{module}.lora_A.weight' not in stored.arrays:
@@ -686,7 +728,7 @@ def _with_product(stored: _Stored, module: str, of_base: np.ndarray) -> np.ndarr
 def _with_product_of_table(
     stored: _Stored, module: str, of_base: np.ndarray
 ) -> np.ndarray | None:
-    """As `_with_product`, of a table [I, O], whose factors have other names; not of 'dora'."""
+    """`_with_product` of an embedding table [I, O], whose factors have other names in peft."""
     names = [f'{module}.lora_embedding_{letter}' for letter in 'AB']
     if names[0] not in stored.arrays:
         return None
@@ -716,23 +758,26 @@ def _drop_copy(stored: _Stored, module: str, of_base: np.ndarray) -> None:
 def _adapted_embeddings(
     stored: _Stored, base: Weights, family: Family, architecture: Architecture, head: str
 ) -> dict[str, np.ndarray]:
-    """The parameters in front of the layers that have adapters in the files, with these, by name.
+    """The base's tables and matrix before the layers, by name, with their adapters merged.
 
-    The tables of a masked LM are its output layer, too, which peft leaves as it is: their adapters
-    are not read.
+    Only those with an adapter in the files are returned. Adapters of tables are not read for a
+    masked LM: the word table is its output layer, too, to which peft adds no adapter.
     """
     found: dict[str, np.ndarray] = {}
     for tensor in parameters.tensors(base.model):
         match = _BEFORE_LAYERS.fullmatch(tensor.name)
         form = family.form_of(tensor, architecture) if match else None
-        if match is None or form is None or (match[1] and head == 'pretraining'):
+        if match is None or form is None:
             continue
-        read = _with_product_of_table if match[1] else _with_product
+        is_table = bool(match[1])
+        if is_table and head == 'pretraining':
+            continue
+        merged = _with_product_of_table if is_table else _with_product
         (name,) = form.names
         (of_base,) = tensor.to_files(form, base.params[tensor.name])
         module = name.removesuffix('.weight')
         _drop_copy(stored, module, of_base)
-        array = read(stored, module, of_base)
+        array = merged(stored, module, of_base)
         if array is not None:
             sizes = parameters.sizes_of(base.model)
             found[tensor.name] = tensor.from_files(form, [array], sizes)
@@ -742,10 +787,16 @@ def _adapted_embeddings(
 def _kept_of_base(
     base: Weights, architecture: Architecture, head: str, of_head: Sequence[Tensor]
 ) -> dict[str, np.ndarray]:
-    """The base's parameters that a model with another head has too.
+    """The base's parameters with which a model with another head starts.
 
-    They are those with the same name in transformers: a classifier of ModernBERT stands behind the
-    dense layer of the masked LM.
+    They are those that have the same name in transformers: a classifier of ModernBERT has the dense
+    layer of its masked LM.
+
+    Args:
+      base: the model.
+      architecture: the class with the other head.
+      head: the other head.
+      of_head: the parameters of the class besides embeddings and layers.
     """
     kept = {None, POOLER} & {None, *architecture.parts}
     if head == base.head:
@@ -763,13 +814,14 @@ def _kept_of_base(
 def _read_head(
     stored: _Stored, base: Weights, family: Family, architecture: Architecture, head: str
 ) -> dict[str, np.ndarray]:
-    """The base's parameters with the head of the files; what these lack of it is the base's.
+    """The base's parameters, with the head's from the files where these have them.
 
-    Without a head, there need not be a pooler either. An adapter of the pooler, which is trained as
-    a part of the head here, is added to its kernel.
+    An adapter of the pooler is merged into its kernel, because the pooler is trained as a part of
+    the head here. A model without a head may lack the pooler.
 
     Raises:
-      InputError: a parameter of the head is missing.
+      InputError: a parameter of the head is neither in the files nor in the base, or has another
+        shape.
     """
     of_head = [tensor for tensor in parameters.tensors(base.model)
                if part_of(tensor.name) in architecture.parts]

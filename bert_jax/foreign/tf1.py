@@ -1,6 +1,6 @@
 """TensorFlow 1 checkpoints of google-research/bert: `bert_model.ckpt.*` and `bert_config.json`.
 
-TensorFlow reads and writes them; it is imported only when it is needed, after the first checks.
+TensorFlow reads and writes them. It is imported after the first checks, because that takes seconds.
 """
 
 import dataclasses
@@ -41,13 +41,13 @@ _OBJECT_GRAPH = b'_CHECKPOINTABLE_OBJECT_GRAPH'  # a variable that only TF2's ch
 
 
 def read_tf1(named: str | os.PathLike[str]) -> parameters.Weights:
-    """The model of a checkpoint; its optimizer's moments are not read.
+    """Reads the model of a checkpoint, without its optimizer's moments.
 
     `bert_config.json` and `vocab.txt` are looked for beside the checkpoint, then one folder up.
     The config's `gelu` is the tanh form, as in the original's code.
 
     Args:
-      named: path of the checkpoint's files without `.index` and `.data-*`.
+      named: the checkpoint's prefix: the path of its files without `.index` and `.data-*`.
 
     Raises:
       InputError: something is missing, damaged or contradictory, or the model is no BERT.
@@ -103,7 +103,7 @@ def _missing(prefix: Path, suffix: str) -> str:
 
 
 def _find_config(prefix: Path) -> Path:
-    """The bert_config.json beside a checkpoint, or else one folder up; the first if none exists."""
+    """The path of bert_config.json: beside a checkpoint, or if it is only there, one folder up."""
     beside = prefix.parent / 'bert_config.json'
     above = absolute(prefix).parent.parent / 'bert_config.json'
     if not exists(beside) and exists(above):
@@ -157,11 +157,16 @@ def write_tf1(folder: str | os.PathLike[str], weights: parameters.Weights) -> li
     What its config has no key for (the erf form of gelu, another LayerNorm epsilon, labels, ...) is
     written under keys of this project, which its code ignores and `read_tf1` reads.
 
+    Args:
+      folder: the folder to write.
+      weights: the model.
+
     Returns:
       Notes for the user, a line each.
 
     Raises:
-      InputError: it cannot be written, or holds something already.
+      InputError: the folder cannot be written or is not empty, or the model has an option that a
+        bert_config.json cannot hold.
     """
     config, notes = config_to_write(weights)
     if weights.head not in ('', 'pretraining'):
@@ -187,10 +192,10 @@ def config_to_write(weights: parameters.Weights) -> tuple[dict[str, Any], list[s
     """(The content of bert_config.json for a model, notes for the user).
 
     Raises:
-      InputError: there is no key for an option, so the model would be read as another.
+      InputError: there is no key for an option, so the file would describe another model.
     """
     notes = []
-    stated = {}
+    spellings = {}  # of the options that are written
     for option in OPTIONS:
         value = weights.model[option.name]
         spelling = _SPELLINGS.get(option.name)
@@ -203,14 +208,14 @@ def config_to_write(weights: parameters.Weights) -> tuple[dict[str, Any], list[s
         if spelling.ours:
             notes.append(
                 f"{option.name} is {value}: the original's code has {option.default} fixed")
-        stated[option.name] = spelling
-    config = parameters.spelled(weights.model, stated)
+        spellings[option.name] = spelling
+    config = parameters.spelled(weights.model, spellings)
     config |= {'hidden_act': 'gelu', 'do_lower_case': weights.lowercase}
     return config, notes
 
 
 def _write_vocabulary(folder: Path, weights: parameters.Weights) -> list[str]:
-    """Writes the vocabulary and its switches. Returns notes for the user."""
+    """Writes vocab.txt and the tokenizer's settings beside it. Returns notes for the user."""
     if weights.vocab_file is None:
         return ['no vocab.txt: there is no vocabulary']
     tokenizer = load_tokenizer(weights.vocab_file, weights.lowercase)

@@ -1,8 +1,8 @@
-"""The shapes in the index of a TensorFlow 1 checkpoint, read before TensorFlow reads them.
+"""Checks the shapes in the index of a TensorFlow 1 checkpoint before TensorFlow reads them.
 
 TensorFlow ends the process at a shape that no tensor can have. The index is a table of sorted
-strings in LevelDB's format (leveldb's doc/table_format.md): blocks of entries, of which the last
-block but the footer lists the others. The value of each entry but the first is a `BundleEntryProto`
+strings in LevelDB's format (leveldb's doc/table_format.md): blocks of entries, then a block that
+lists these, then a footer. The value of each entry but the first is a `BundleEntryProto`
 (tensorflow/core/protobuf/tensor_bundle.proto).
 """
 
@@ -18,11 +18,11 @@ _MOST_ELEMENTS = 2**40
 _UNCOMPRESSED = 0
 
 
-class _Place(NamedTuple):
-    """Where a block is, in bytes of the file."""
+class _BlockHandle(NamedTuple):
+    """Where a block is in the file, as LevelDB's BlockHandle has it."""
 
-    offset: int
-    size: int
+    offset: int  # bytes
+    size: int  # bytes
 
 
 def check_shapes(index: bytes) -> None:
@@ -36,11 +36,11 @@ def check_shapes(index: bytes) -> None:
     footer = index[-_FOOTER_BYTES:]
     if len(footer) < _FOOTER_BYTES or not footer.endswith(_MAGIC):
         raise ValueError('the index is cut short, or no index')
-    _, at = _read_place(footer, 0)  # of the block of metadata, which is empty
-    blocks, _ = _read_place(footer, at)
-    for _, handle in _entries(_block(index, blocks)):
-        place, _ = _read_place(handle, 0)
-        for name, value in _entries(_block(index, place)):
+    _, at = _read_handle(footer, 0)  # the block of metadata, which is empty
+    list_of_blocks, _ = _read_handle(footer, at)
+    for _, encoded in _entries(_block(index, list_of_blocks)):
+        handle, _ = _read_handle(encoded, 0)
+        for name, value in _entries(_block(index, handle)):
             if name:  # the first entry describes the file
                 entry = tensor_bundle_pb2.BundleEntryProto.FromString(value)
                 _check_shape(name, [dim.size for dim in entry.shape.dim])
@@ -54,16 +54,19 @@ def _check_shape(name: bytes, shape: Sequence[int]) -> None:
                          f'{len(shape)} dims ({shown}{", ..." if len(shape) > 4 else ""})')
 
 
-def _block(index: bytes, place: _Place) -> bytes:
-    """A block, without the byte of its compression and its checksum."""
-    end = place.offset + place.size
+def _block(index: bytes, handle: _BlockHandle) -> bytes:
+    """A block's content, without the byte for its compression and the checksum behind it."""
+    end = handle.offset + handle.size
     if end + 1 > len(index) or index[end] != _UNCOMPRESSED:
         raise ValueError('the index is damaged, or compressed')
-    return index[place.offset : end]
+    return index[handle.offset : end]
 
 
 def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """The keys and values of a block. A key leaves out what it shares with the one before."""
+    """The keys and values of a block, where a key is stored without its common start with the last.
+
+    The block ends with the offsets of its restarts, which are not needed here, and their number.
+    """
     (num_restarts,) = struct.unpack('<I', block[-4:].rjust(4, b'\xff'))
     end = len(block) - 4 - 4 * num_restarts
     if end < 0:
@@ -71,9 +74,9 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
     key = b''
     at = 0
     while at < end:
-        num_shared, at = _read_number(block, at)
-        num_own, at = _read_number(block, at)
-        num_value, at = _read_number(block, at)
+        num_shared, at = _read_varint(block, at)
+        num_own, at = _read_varint(block, at)
+        num_value, at = _read_varint(block, at)
         begin = at + num_own
         if num_shared > len(key) or begin + num_value > end:
             raise ValueError('the index is damaged')
@@ -82,18 +85,18 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         yield key, block[begin:at]
 
 
-def _read_place(data: bytes, at: int) -> tuple[_Place, int]:
-    """The place of a block, and where what follows it begins."""
-    offset, at = _read_number(data, at)
-    size, at = _read_number(data, at)
-    return _Place(offset, size), at
+def _read_handle(data: bytes, at: int) -> tuple[_BlockHandle, int]:
+    """(The block handle at an offset, the offset behind it)."""
+    offset, at = _read_varint(data, at)
+    size, at = _read_varint(data, at)
+    return _BlockHandle(offset, size), at
 
 
-def _read_number(data: bytes, at: int) -> tuple[int, int]:
-    """A whole number of 7 bits a byte, the lowest first, and where what follows it begins."""
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """(The whole number at an offset, 7 bits a byte, lowest first; the offset behind it)."""
     number = 0
-    for place, byte in enumerate(data[at : at + 10]):
-        number |= (byte & 0x7F) << 7 * place
+    for i, byte in enumerate(data[at : at + 10]):
+        number |= (byte & 0x7F) << 7 * i
         if byte < 0x80:
-            return number, at + place + 1
+            return number, at + i + 1
     raise ValueError('the index is damaged')

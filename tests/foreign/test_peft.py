@@ -315,9 +315,9 @@ def test_adapters_of_embeddings_are_in_the_parameters(variant, kind, fields, tmp
 
 @pytest.mark.parametrize(('kind', 'fields', 'message'), [
     ('ForMaskedLM', {'target_modules': ['word_embeddings', 'query']},
-     'word_embeddings.lora_embedding_A is of nothing'),
+     'word_embeddings.lora_embedding_A has no place'),
     ('ForTokenClassification', {'target_modules': ['word_embeddings', 'query'], 'use_dora': True},
-     'word_embeddings.lora_magnitude_vector is of nothing'),
+     'word_embeddings.lora_magnitude_vector has no place'),
     ('Model', {'target_modules': ['word_embeddings']}, 'has no adapter of the layers'),
     ('ForSequenceClassification', {'target_modules': ['classifier', 'query']},
      'has adapters of classifier: those that can be read'),
@@ -350,7 +350,7 @@ def test_a_head_of_no_named_class_is_refused(adapter_folder, tmp_path):
     file = shutil.copytree(folder, tmp_path / 'copy') / 'adapter_config.json'
     file.write_text(json.dumps(json.loads(file.read_text()) | {'task_type': None}))
     without_head = dataclasses.replace(base, head='')
-    with refused('classifier.bias is of nothing', 'say in', "'task_type': SEQ_CLS, TOKEN_CLS"):
+    with refused('classifier.bias has no place', 'say in', "'task_type': SEQ_CLS, TOKEN_CLS"):
         with_adapter(without_head, tmp_path / 'copy')
 
 
