@@ -57,14 +57,14 @@ _NAMES_OF_SPECIAL_TOKENS = {
     'sep_token': vocab.SEP,
     'mask_token': vocab.MASK,
 }
-# Classes of WordPiece tokenizers that work as BERT's; the last two are as tokenizer.json has them.
+# Classes of tokenizers that tokenize as BERT's does. The last two are generic: any tokenizer.json.
 _CLASSES = ('BertTokenizer', 'DistilBertTokenizer', 'ElectraTokenizer', 'MobileBertTokenizer',
             'ConvBertTokenizer', 'LayoutLMTokenizer', 'FunnelTokenizer', 'LxmertTokenizer',
             'RetriBertTokenizer', 'SqueezeBertTokenizer', 'SplinterTokenizer',
             'RealmTokenizer', 'DPRQuestionEncoderTokenizer', 'DPRContextEncoderTokenizer',
             'DPRReaderTokenizer', 'PreTrainedTokenizer', 'TokenizersBackend')
 
-# Classes whose models get token types; model types that have one of them if no class is named.
+# Tokenizer classes that give models token types; and the model types whose default class does.
 _CLASSES_WITH_TOKEN_TYPES = (
     'BertTokenizer', 'ElectraTokenizer', 'MobileBertTokenizer', 'ConvBertTokenizer',
     'LayoutLMTokenizer', 'LxmertTokenizer', 'SqueezeBertTokenizer', 'DebertaTokenizer',
@@ -84,14 +84,15 @@ def tokenizer_settings(folder: Path) -> dict[str, Any]:
 
 
 def check_tokenizer_class(folder: Path, config: Mapping[str, Any], config_file: Path) -> None:
-    """Raises InputError for a tokenizer whose rules no file tells, by its class.
+    """Raises InputError for a class of tokenizers that does not tokenize as BERT's does.
 
-    A tokenizer.json, or vocab.json with merges.txt, tells them.
+    A folder with a tokenizer.json, or with vocab.json and merges.txt, is never refused: these files
+    say themselves how to tokenize.
 
     Args:
       folder: with the tokenizer's files.
       config: the content of the model's config.json, which may name the class, too.
-      config_file: its path.
+      config_file: the path of config.json, for messages.
     """
     if exists(folder / TOKENIZER_FILE) or exists(folder / _MERGES):
         return
@@ -108,7 +109,10 @@ def check_tokenizer_class(folder: Path, config: Mapping[str, Any], config_file: 
 
 
 def _class_by_type(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """The class that transformers takes of ALBERT's models: it lower-cases before SentencePiece."""
+    """transformers' class for ALBERT models with a SentencePiece model; None for all others.
+
+    It lower-cases text, which SentencePiece itself would not.
+    """
     if config.get('model_type') != 'albert' or config.get(INFERENCE):
         return None
     names = [child.name for child in children(folder)]
@@ -117,18 +121,18 @@ def _class_by_type(folder: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def is_own_kind(vocab_file: Path) -> bool:
-    """Whether a tokenizer's file is of a kind that only this project has."""
+    """Whether a tokenizer's file is of a kind that only this project has: letters or k-mers."""
     return vocab_file.suffix in (letters.ENDING, kmers.ENDING)
 
 
 def gives_types(fields: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
-    """Whether models of transformers get the token types that a tokenizer makes.
+    """Whether a tokenizer of transformers returns `token_type_ids` for its model.
 
-    They do if `model_input_names` has them, which each class has its own of, unless they are
-    stated.
+    It does if they are in `model_input_names`; a file without this field has the default of the
+    tokenizer's class.
 
     Args:
-      fields: of tokenizer_config.json.
+      fields: the content of tokenizer_config.json.
       config: the content of the model's config.json.
     """
     names = fields.get('model_input_names')
@@ -136,13 +140,17 @@ def gives_types(fields: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
         return 'token_type_ids' in names
     model_type = config.get('model_type')
     kind = fields.get('tokenizer_class') or config.get('tokenizer_class')
-    if kind is None or model_type == 'modernbert':  # of which transformers reads no class
+    if kind is None or model_type == 'modernbert':  # transformers ignores the class of the latter
         return model_type in _TYPES_WITH_TOKEN_TYPES
     return str(kind).removesuffix('Fast') in _CLASSES_WITH_TOKEN_TYPES
 
 
 def read_tokenizer(folder: Path, vocab_size: int) -> tuple[Path | None, bool]:
-    """(Vocabulary file, whether text is lower-cased before WordPiece).
+    """(The tokenizer's file, or None; whether text is lower-cased before WordPiece).
+
+    Args:
+      folder: of the model.
+      vocab_size: rows of the embedding.
 
     Raises:
       InputError: the vocabulary cannot be read, or has more tokens than the embedding has rows.
@@ -150,14 +158,14 @@ def read_tokenizer(folder: Path, vocab_size: int) -> tuple[Path | None, bool]:
     settings = read_settings(folder)
     path = _find_tokenizer(folder, settings)
     is_byte_level = settings.tokenizer is None and path is not None and path.suffix == '.json'
-    if not is_byte_level:  # of which the library applies what stands beside it
+    if not is_byte_level:  # for byte-level BPE, the tokenizers library applies these settings
         tell_not_applied(settings, folder)
     if path is not None and kind_of(path).file_name == VOCABULARY_FILE:
         _check_special(settings.fields, folder / SETTINGS_FILE)
     if path is not None and settings.added_tokens:
         _tell_of_lost_tokens(path, settings)
     source = path
-    if path is not None and path.parent != folder:  # a copy in the cache says the same
+    if path is not None and path.parent != folder:  # a copy in the cache: name the original
         source = folder / (TOKENIZER_FILE if settings.tokenizer is not None else _PIECES)
     stated = lowercase_of(settings)
     path, lowercase = check_vocabulary(path, stated, vocab_size, source)
@@ -167,7 +175,7 @@ def read_tokenizer(folder: Path, vocab_size: int) -> tuple[Path | None, bool]:
 
 
 def _tell_of_capitals(vocab_file: Path, source: object) -> None:
-    """Notes that a WordPiece vocabulary alone says that text keeps its capitals."""
+    """Notes that text keeps its capitals only because a WordPiece vocabulary has some."""
     tokenizer = load_tokenizer(vocab_file, lowercase=False)
     if tokenizer.lowercase is not None:
         tell_once(f'note: {capitals_in(tokenizer.vocab, source)}, and no file says do_lower_case: '
@@ -176,7 +184,7 @@ def _tell_of_capitals(vocab_file: Path, source: object) -> None:
 
 
 def _check_special(fields: Mapping[str, Any], source: Path) -> None:
-    """Raises InputError if a tokenizer_config.json gives one token of BERT's two roles."""
+    """Raises InputError if a tokenizer_config.json gives two of BERT's roles to one token."""
     names = {}
     for role in ROLES:
         field = f'{role}_token'
@@ -188,7 +196,7 @@ def _check_special(fields: Mapping[str, Any], source: Path) -> None:
 
 
 def _tell_of_lost_tokens(vocab_file: Path, settings: Settings) -> None:
-    """Notes that added tokens are lost, because the tokenizer is of a kind that cannot have any."""
+    """Notes that added tokens are not applied, if the tokenizer is a SentencePiece model."""
     tokenizer = load_tokenizer(vocab_file, lowercase=True)
     if isinstance(tokenizer, SentencePieceTokenizer):
         added = ', '.join(token.content for token in settings.added_tokens[:5])
@@ -197,22 +205,22 @@ def _tell_of_lost_tokens(vocab_file: Path, settings: Settings) -> None:
 
 
 def _find_tokenizer(folder: Path, settings: Settings) -> Path | None:
-    """The file of a folder's tokenizer, or one that says the same in this project's cache.
+    """The file of a folder's tokenizer, or a file made of it in this project's cache; or None.
 
-    A tokenizer.json counts before a vocab.txt, as in transformers. Where it is BERT's and says the
-    same, the latter is read.
+    A tokenizer.json counts before a vocab.txt, as in transformers. But if it is BERT's WordPiece,
+    and a vocab.txt has the same tokens, the vocab.txt is returned.
     """
     tokenizer_file = folder / TOKENIZER_FILE
     for ending in (letters.ENDING, kmers.ENDING):
         own_file = folder / f'vocab{ending}'
-        if exists(own_file):  # beside a tokenizer.json that is made of it
+        if exists(own_file):  # the tokenizer.json beside it was made of it
             return own_file
-    others: list[str] = []
+    contradicting: list[str] = []  # names of files
     if settings.tokenizer is not None:
-        others = differing(folder, settings.tokenizer)
+        contradicting = differing(folder, settings.tokenizer)
         if not settings.is_berts:
             return tokenizer_file
-    if exists(folder / VOCABULARY_FILE) and VOCABULARY_FILE not in others:
+    if exists(folder / VOCABULARY_FILE) and VOCABULARY_FILE not in contradicting:
         return folder / VOCABULARY_FILE
     if settings.tokenizer is not None:
         switches = switches_of(settings.fields, settings.source)
@@ -227,10 +235,10 @@ def _find_tokenizer(folder: Path, settings: Settings) -> Path | None:
 
 
 def _tokens(tokenizer: Mapping[str, Any], tokenizer_file: Path) -> list[str]:
-    """The vocabulary of a `tokenizer.json` of BERT's, by id.
+    """The tokens of a tokenizer.json with BERT's WordPiece, by id; the special ones among them.
 
-    Added tokens but the special ones are switches of the tokenizer (`Switches`), not in it. Ids may
-    be left out: a vocab.txt that repeats a token, made into this file, does so.
+    Other added tokens are not among them, but in the tokenizer's `Switches`. An id without a token,
+    as a converted vocab.txt with a repeated line has it, gets the name of an unused row.
     """
     by_id = _tokens_by_id(tokenizer, tokenizer_file)
     tokens = [by_id.get(i, vocab.unused_row(i)) for i in range(max(by_id) + 1)]
@@ -242,7 +250,7 @@ def _tokens(tokenizer: Mapping[str, Any], tokenizer_file: Path) -> list[str]:
 
 
 def _tokens_by_id(tokenizer: Mapping[str, Any], tokenizer_file: Path) -> dict[int, str]:
-    """The pieces and special tokens of a `tokenizer.json`.
+    """The word pieces and special tokens of a tokenizer.json, by id.
 
     Raises:
       InputError: the file has another form, or its ids are not distinct whole numbers from 0.
@@ -265,11 +273,11 @@ def _tokens_by_id(tokenizer: Mapping[str, Any], tokenizer_file: Path) -> dict[in
 
 
 def _kept_vocabulary(tokens: Sequence[str], switches: Switches) -> Path:
-    """Writes a vocabulary into this project's cache, named by a digest; returns its path.
+    """Writes a vocabulary into this project's cache, under its digest's name; returns its path.
 
-    This is for folders without a vocab.txt, which transformers 5 does not write. If there are
-    switches, the file is called vocab.txt and has them beside it. A file that the cache has already
-    is compared with the one that would be written, and replaced if somebody has changed it.
+    This is for folders without a vocab.txt, which transformers 5 does not write. If the switches
+    are not BERT's, the digest is the name of a folder with a vocab.txt and the file of the
+    switches. A file that is in the cache already is replaced if somebody has changed it.
     """
     content = '\n'.join(tokens)
     if switches != ORIGINAL:
@@ -287,7 +295,12 @@ def _kept_vocabulary(tokens: Sequence[str], switches: Switches) -> Path:
 
 
 def _keep_all(folder: Path, contents: Mapping[str, str]) -> None:
-    """Writes the files of a tokenizer into the cache, and removes others that would count there."""
+    """Writes a tokenizer's files into a folder of the cache, and removes others that it would read.
+
+    Args:
+      folder: of the cache.
+      contents: of the files, by name.
+    """
     for name in (*BESIDE, TOKENIZER_FILE, VOCABULARY_FILE):
         path = folder / name
         if name in contents:
@@ -310,9 +323,12 @@ def _keep(path: Path, content: str) -> None:
 
 
 def _kept_byte_level(folder: Path) -> Path:
-    """Writes byte-level BPE of a folder without a tokenizer.json into this project's cache.
+    """Writes a tokenizer.json for a folder's vocab.json and merges.txt into the cache.
 
-    Such folders, which the slow tokenizers of RoBERTa wrote, have vocab.json and merges.txt.
+    Folders with byte-level BPE and no tokenizer.json are from RoBERTa's slow tokenizers.
+
+    Returns:
+      The path of the tokenizer.json.
 
     Raises:
       InputError: the files are no byte-level BPE of RoBERTa's.
@@ -334,8 +350,8 @@ def write_tokenizer(folder: Path, weights: Weights, config: Mapping[str, Any]) -
     """Writes the files that `AutoTokenizer` loads. Returns notes for the user.
 
     Args:
-      folder: that gets them.
-      weights: whose tokenizer it is.
+      folder: the folder to write to.
+      weights: the model whose tokenizer is written.
       config: the content of the model's config.json.
     """
     if weights.vocab_file is None:
@@ -368,7 +384,7 @@ def write_tokenizer(folder: Path, weights: Weights, config: Mapping[str, Any]) -
 
 
 def _with_limit(settings: Mapping[str, Any], weights: Weights) -> dict[str, Any]:
-    """A tokenizer_config.json by which texts are cut as they are here."""
+    """The fields of a tokenizer_config.json, with the `model_max_length` of `weights`."""
     limit = settings.get('model_max_length')
     positions = BertConfig(**weights.model).max_length
     kept = min(limit, positions) if isinstance(limit, int) else positions
@@ -380,7 +396,11 @@ def _with_limit(settings: Mapping[str, Any], weights: Weights) -> dict[str, Any]
 def _with_input_names(
     settings: Mapping[str, Any], weights: Weights, config: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A tokenizer_config.json with which models get token types if they have use for them."""
+    """The fields, with `model_input_names` if the class's default is not what the model needs.
+
+    A model needs token types if it has several, and `Weights.inference` does not say that all are
+    0.
+    """
     used = weights.model['type_vocab_size'] > 1
     used = used and framing_of(weights.inference)['token_types'] != ZEROS
     if gives_types(settings, config) == used:
@@ -389,7 +409,7 @@ def _with_input_names(
 
 
 def _note_on_types(tokenizer: HuggingFaceTokenizer, weights: Weights) -> list[str]:
-    """A note, if the types of the tokens are not those that the tokenizer.json has."""
+    """A note, if the model was trained with other token types than the tokenizer.json gives."""
     if weights.model['type_vocab_size'] < 2:
         return []
     framing = framing_of(weights.inference)
@@ -402,12 +422,12 @@ def _note_on_types(tokenizer: HuggingFaceTokenizer, weights: Weights) -> list[st
 
 
 def _settings_of_library(tokenizer: HuggingFaceTokenizer, weights: Weights) -> dict[str, Any]:
-    """The contents of a tokenizer_config.json beside a tokenizer.json of any kind."""
+    """The contents of a tokenizer_config.json for a tokenizer.json that is copied as it is."""
     settings = {
         'tokenizer_class': 'PreTrainedTokenizerFast',
         'model_max_length': weights.max_length,
         'clean_up_tokenization_spaces': False,
-        # Where this does not say so, transformers 4 takes the space away.
+        # Without this field, transformers 4 removes the space.
         'add_prefix_space': tokenizer.adds_prefix_space,
     }
     if not tokenizer.finds_special_tokens:
@@ -416,7 +436,7 @@ def _settings_of_library(tokenizer: HuggingFaceTokenizer, weights: Weights) -> d
 
 
 def _settings_of_sequences(weights: Weights) -> dict[str, Any]:
-    """The contents of a tokenizer_config.json beside the tokenizer.json of letters or k-mers."""
+    """The contents of a tokenizer_config.json for the tokenizer.json of letters or k-mers."""
     settings = {
         'tokenizer_class': 'PreTrainedTokenizerFast',
         'model_max_length': weights.max_length,
@@ -440,7 +460,7 @@ def _sequence_tokenizer(tokenizer: LetterTokenizer | KmerTokenizer) -> dict[str,
 def _write_wordpiece(
     folder: Path, weights: Weights, tokenizer: WordPieceTokenizer, config: Mapping[str, Any]
 ) -> list[str]:
-    """`write_tokenizer` of BERT's WordPiece."""
+    """`write_tokenizer` for BERT's WordPiece."""
     write_vocabulary(folder, weights, tokenizer)
     write_json(folder / TOKENIZER_FILE, fast_tokenizer(tokenizer))
     write_json(
@@ -454,7 +474,7 @@ def _write_wordpiece(
 
 
 def _settings(tokenizer: WordPieceTokenizer, weights: Weights) -> dict[str, Any]:
-    """The contents of a tokenizer_config.json."""
+    """The contents of a tokenizer_config.json for BERT's WordPiece, without input names."""
     switches = tokenizer.switches
     settings: dict[str, Any] = {
         'tokenizer_class': 'BertTokenizer',
@@ -476,9 +496,9 @@ def _settings(tokenizer: WordPieceTokenizer, weights: Weights) -> dict[str, Any]
 
 
 def fast_tokenizer(tokenizer: WordPieceTokenizer) -> dict[str, Any]:
-    """The contents of a tokenizer.json, for the `tokenizers` library.
+    """The contents of a tokenizer.json, with which the `tokenizers` library tokenizes alike.
 
-    Words of up to 200 characters are split into pieces, as in the original and here; the library's
+    Words of up to 200 characters are split into pieces, as in google-research/bert; the library's
     default is 100.
     """
     return {
@@ -507,12 +527,12 @@ def fast_tokenizer(tokenizer: WordPieceTokenizer) -> dict[str, Any]:
 
 
 def _pieces(tokenizer: WordPieceTokenizer) -> dict[str, int]:
-    """The word pieces, without the placeholders that a vocab.txt has for added tokens."""
+    """The ids of the word pieces, without the rows of vocab.txt that stand for added tokens."""
     ids = tokenizer.vocab.index
     pieces = {token: i for token, i in tokenizer.word_pieces.index.items() if token in ids}
     added = [(token.content, i) for token, i in tokenizer.added if token.content not in pieces]
-    # The library numbers added tokens on from the pieces. Where that would give them other ids,
-    # they have to be pieces too.
+    # The library gives added tokens the ids behind the pieces. If they have others, they must be
+    # pieces, too.
     numbered_on = range(len(pieces), len(pieces) + len(added))
     if [i for _, i in added] != list(numbered_on):
         pieces |= added
@@ -520,7 +540,7 @@ def _pieces(tokenizer: WordPieceTokenizer) -> dict[str, int]:
 
 
 def _added_tokens(tokenizer: WordPieceTokenizer) -> list[dict[str, Any]]:
-    """The special tokens and the added ones, by id."""
+    """The `added_tokens` of a tokenizer.json: the special tokens and the added ones, by id."""
     tokens = _special_tokens(tokenizer.vocab)
     for token, i in tokenizer.added:
         tokens.append(dataclasses.asdict(token) | {'id': i})
@@ -544,7 +564,7 @@ def _special_tokens(vocabulary: vocab.Vocab) -> list[dict[str, Any]]:
 
 
 def _post_processor(vocabulary: vocab.Vocab) -> dict[str, Any]:
-    """[CLS] A [SEP], and [CLS] A [SEP] B [SEP]."""
+    """The `post_processor` of a tokenizer.json: [CLS] A [SEP], and [CLS] A [SEP] B [SEP]."""
     def special(token: str, type_id: int) -> dict[str, Any]:
         return {'SpecialToken': {'id': token, 'type_id': type_id}}
 

@@ -1,7 +1,7 @@
-"""Files that hold the vocabulary of a tokenizer.json again, and may hold another one.
+"""Compares a tokenizer.json with the other vocabulary files in its folder.
 
-transformers reads a tokenizer.json before all others; somebody who changed one of the files, or put
-the files of two models together, gets what that file says.
+transformers reads only the tokenizer.json. If somebody has changed another file, or has put the
+files of two models together, the others have no effect, and a note says so.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,10 +19,10 @@ _Compare = Callable[[Path, Mapping[str, Any]], str]
 
 
 def differing(folder: Path, tokenizer: Mapping[str, Any]) -> list[str]:
-    """The names of a folder's files that do not agree with its tokenizer.json, with a note of each.
+    """The names of the folder's files with another vocabulary than its tokenizer.json; notes each.
 
     Args:
-      folder: where the files are.
+      folder: of the files.
       tokenizer: the content of the tokenizer.json.
     """
     names = []
@@ -36,7 +36,7 @@ def differing(folder: Path, tokenizer: Mapping[str, Any]) -> list[str]:
 
 
 def _copies(folder: Path) -> list[tuple[Path, _Compare]]:
-    """The files of a folder that may hold the vocabulary again, and what compares them."""
+    """The folder's other files with a vocabulary, each with the function that compares it."""
     compared: Mapping[str, _Compare] = {
         'vocab.txt': _compare_lines, 'vocab.json': _compare_pieces, 'merges.txt': _compare_merges}
     found = []
@@ -50,7 +50,7 @@ def _copies(folder: Path) -> list[tuple[Path, _Compare]]:
 
 
 def _compare_lines(path: Path, tokenizer: Mapping[str, Any]) -> str:
-    """How a file with one token a line differs; '' if it does not."""
+    """How a file with one token a line differs from a tokenizer.json; '' if it does not."""
     try:
         lines = read_lines(path)
     except InputError as error:
@@ -59,7 +59,7 @@ def _compare_lines(path: Path, tokenizer: Mapping[str, Any]) -> str:
 
 
 def _compare_pieces(path: Path, tokenizer: Mapping[str, Any]) -> str:
-    """How a file of tokens with their ids differs; '' if it does not."""
+    """How a file of tokens with their ids differs from a tokenizer.json; '' if it does not."""
     try:
         pieces = read_json(path, 'it is the vocabulary')
     except InputError as error:
@@ -89,7 +89,7 @@ def _compare_ids(ids: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> str:
 
 
 def _compare_merges(path: Path, tokenizer: Mapping[str, Any]) -> str:
-    """How a file of merges differs; '' if it does not."""
+    """How a file of BPE merges differs from a tokenizer.json; '' if it does not."""
     model = tokenizer.get('model')
     theirs = model.get('merges') if isinstance(model, Mapping) else None
     if not isinstance(theirs, list):
@@ -111,9 +111,9 @@ def _compare_merges(path: Path, tokenizer: Mapping[str, Any]) -> str:
 
 
 def _compare_model(path: Path, tokenizer: Mapping[str, Any]) -> str:
-    """How the pieces of a SentencePiece model differ; '' if they do not.
+    """How a SentencePiece model's pieces differ from a tokenizer.json; '' if they do not.
 
-    Their ids may: models count special tokens in an order of their own.
+    Ids are not compared: models number the special tokens otherwise than their SentencePiece file.
     """
     pieces = _ids_of_pieces(tokenizer)
     processor = sentencepiece.SentencePieceProcessor()
@@ -137,7 +137,7 @@ def _compare_model(path: Path, tokenizer: Mapping[str, Any]) -> str:
 
 
 def _ids_of_pieces(tokenizer: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The pieces of a tokenizer.json with their ids; None where it has none that can be read."""
+    """The pieces of a tokenizer.json with their ids; None if they cannot be read."""
     model = tokenizer.get('model')
     pieces = model.get('vocab') if isinstance(model, Mapping) else None
     if isinstance(pieces, Mapping):
@@ -149,7 +149,7 @@ def _ids_of_pieces(tokenizer: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _is_scored(pieces: Any) -> bool:
-    """Whether a value of a file lists pieces, each with its score."""
+    """Whether a value from a file is a list of (piece, score) pairs, as Unigram models have it."""
     if not isinstance(pieces, list) or not pieces:
         return False
     return all(isinstance(piece, list) and piece and isinstance(piece[0], str) for piece in pieces)

@@ -1,6 +1,6 @@
 """The families of models that Hugging Face folders can hold, a file each.
 
-To add one, write its file and add it to `FAMILIES`.
+To add one, write its file and add it to `FAMILIES` (CONTRIBUTING.md).
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,27 +24,29 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path
 from bert_jax.weights.parameters import Weights, tensors
 
-# A model that several can hold is written as the first of them.
+# A model that several families can hold is written as the first of them.
 FAMILIES: tuple[Family, ...] = (
     BERT, ROBERTA, DISTILBERT, ELECTRA, MODERNBERT, JINA, NOMIC_BERT, GTE, EUROBERT,
     ULTRABERT, MPNET, ALBERT)
-# Beginnings of the names of the layers between an encoder and a head's last layer.
+# What names of the parameters between the encoder and a head's last layer begin with.
 _BEFORE_LAST_LAYER = ('bert/pooler/', 'cls/predictions/transform/')
 
 
 def family_of(config: Mapping[str, Any], where: Path) -> Family:
-    """The family of a model, by the `model_type` in its config.json.
+    """The family of a model, by the `model_type` in its config.json; without one, BERT.
 
-    Old files that lack it are of BERT.
+    Args:
+      config: the content of config.json.
+      where: its path, for messages.
 
     Raises:
-      InputError: it is of no family here.
+      InputError: the model is of none of `FAMILIES`.
     """
     model_type = config.get('model_type') or BERT.model_type
     if model_type == 'xlm-roberta' and config.get('position_embedding_type') == 'rotary':
-        return JINA  # as the code of its makers has it
+        return JINA  # jina-embeddings-v3 as published, for its makers' own code
     for family in FAMILIES:
-        if model_type in tuple(family.model_types):  # of any type, also one without a hash
+        if model_type in tuple(family.model_types):  # not the dict: a list, say, has no hash
             return family
     known = [name for family in FAMILIES for name in family.model_types]
     raise InputError(f'{where}: model_type={model_type!r} is not one that can be read: '
@@ -54,10 +56,10 @@ def family_of(config: Mapping[str, Any], where: Path) -> Family:
 def family_to_write(weights: Weights) -> Family:
     """The first family whose config.json can hold a model's options.
 
-    Options that only say how it is trained may be lost.
+    Options that only affect training (`Option.effect` is 'trains') may be lost.
 
     Raises:
-      InputError: there is none.
+      InputError: there is none; the message names the families that lack the fewest options.
     """
     lost: dict[str, list[str]] = {}
     for family in FAMILIES:
@@ -82,15 +84,18 @@ def family_to_write(weights: Weights) -> Family:
 
 
 def class_of(family: Family, head: str, names: Iterable[str]) -> Architecture | None:
-    """The first class with a head whose parts are all there, or else its first class.
+    """The class of transformers that a model is written as.
+
+    It is the family's first class with this head of which the model has all parts, or else its
+    first class with this head.
 
     Args:
       family: of the model.
       head: one of `heads.HEADS`.
-      names: of the parameters, by ours.
+      names: our names of the model's parameters.
 
     Returns:
-      None if the family has no class with this head.
+      The class; None if the family has none with this head.
     """
     present = {part_of(name) for name in names}
     classes = [each for each in family.architectures if head in each.heads]
@@ -103,45 +108,51 @@ def class_of(family: Family, head: str, names: Iterable[str]) -> Architecture | 
 def shared_layers(
     weights: Weights, shapes: Mapping[str, tuple[int, ...]], head: str
 ) -> dict[str, str]:
-    """The parameters in front of a last layer, with what they are in the weights; '' for nothing.
+    """Which parameters before a head's last layer start as a parameter of another name.
 
-    Only those are here that are not the parameter of the same name there: the classes of a family
-    share what has one name in transformers, as its `from_pretrained` does.
+    A warm start with another head does as transformers' `from_pretrained`, which takes what has
+    the same name in both classes. There, a layer of two heads may have one name where it has two
+    here: a classifier of ModernBERT starts with the dense layer of the masked LM.
 
     Args:
       weights: the source.
-      shapes: of the target's parameters.
+      shapes: shapes of the target's parameters, by our names.
       head: of the target.
+
+    Returns:
+      For a parameter of the target, the name of the source's parameter that it starts as; '' if it
+      starts fresh, although the source has a parameter of its name. Parameters that start as the
+      one of their own name are left out.
     """
     try:
         family = family_to_write(weights)
-    except InputError:  # no family has such models: the names here are all that there are
+    except InputError:  # transformers has no such models, and so no other names
         return {}
-    there = class_of(family, weights.head, weights.params)
-    here = class_of(family, head, shapes)
-    if there is None or here is None:
+    source_class = class_of(family, weights.head, weights.params)
+    target_class = class_of(family, head, shapes)
+    if source_class is None or target_class is None:
         return {}
-    in_front = [
+    before_last = [
         tensor for tensor in tensors(weights.model) if tensor.name.startswith(_BEFORE_LAST_LAYER)]
-    by_file_name: dict[str, str] = {}
-    for tensor in in_front:
-        form = family.form_of(tensor, there)
+    in_source: dict[str, str] = {}  # our names of the source's parameters, by transformers' names
+    for tensor in before_last:
+        form = family.form_of(tensor, source_class)
         if form and tensor.name in weights.params:
-            by_file_name[form.names[0]] = tensor.name
+            in_source[form.names[0]] = tensor.name
     shared: dict[str, str] = {}
-    for tensor in in_front:
-        form = family.form_of(tensor, here)
+    for tensor in before_last:
+        form = family.form_of(tensor, target_class)
         if form is None or tensor.name not in shapes:
             continue
-        name = by_file_name.get(form.names[0], '')
-        is_elsewhere = family.form_of(tensor, there) is not None
-        if name != tensor.name and (name or is_elsewhere):
+        name = in_source.get(form.names[0], '')
+        is_other_layer = family.form_of(tensor, source_class) is not None
+        if name != tensor.name and (name or is_other_layer):
             shared[tensor.name] = name
     return shared
 
 
 def _misfit(weights: Weights, family: Family) -> Misfit | None:
-    """What the class that would be written computes otherwise than the head."""
+    """The field with which the class that would be written computes something else, if any."""
     architecture = class_of(family, weights.head, weights.params)
     if architecture is None:
         return None

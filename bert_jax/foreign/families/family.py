@@ -1,4 +1,4 @@
-"""What a family of models is in Hugging Face's format: config fields, names of tensors, classes."""
+"""How a family of models is stored in Hugging Face's format: config fields, tensors, classes."""
 
 import dataclasses
 import re
@@ -13,8 +13,8 @@ from bert_jax.runtime.files import Path, as_path
 from bert_jax.runtime.schema import Allowed, why_not_allowed
 from bert_jax.weights import parameters
 
-# Their name for a module of ours, or for a parameter that is no kernel, scale or bias; several
-# where what is fused here is apart there. `{i}` stands for the number of a layer.
+# transformers' name for each module here, or for a parameter that is no kernel, scale or bias; a
+# tuple where one module here is several in transformers. `{i}` stands for the number of a layer.
 Names = Mapping[str, str | tuple[str, ...]]
 _LAYER = re.compile(r'layer_(\d+)')
 _LEAVES = {'kernel': 'weight', 'scale': 'weight', 'bias': 'bias'}
@@ -24,23 +24,25 @@ class Misfit(NamedTuple):
     """A field of config.json with which a class computes something else than our head.
 
     Attributes:
-      setting: the field and its value, NAME=VALUE.
-      wanted: what it must be.
+      setting: the field and its value, NAME=VALUE, for messages.
+      wanted: the value or values with which it computes the same.
     """
 
     setting: str
     wanted: str
 
 
-def _fits(config: Mapping[str, Any]) -> Misfit | None:
-    """For a class that reads no field of its own."""
+def _no_misfit(config: Mapping[str, Any]) -> Misfit | None:
+    """`Architecture.misfit` of a class that reads no fields of its own."""
     return None
 
 
 def only_with(**allowed: Sequence[Any]) -> Callable[[Mapping[str, Any]], Misfit | None]:
-    """For a class that reads fields of its own: the values with which our head computes the same.
+    """`Architecture.misfit` of a class that reads fields of its own.
 
-    The first is that of a config.json without the field.
+    Args:
+      **allowed: for each field, the values with which our head computes the same. A config.json
+        without the field has the first.
     """
     def misfit(config: Mapping[str, Any]) -> Misfit | None:
         for key, values in allowed.items():
@@ -56,20 +58,22 @@ class Architecture(NamedTuple):
     """One of a family's classes in transformers.
 
     Attributes:
-      name: of the class, without what it begins with for a model type, such as 'ForMaskedLM'.
-      heads: ours that it serves; without anything else to tell them apart, it is read as the first.
+      name: the class's name without the model's, such as 'ForMaskedLM'.
+      heads: our heads that are stored as this class. If nothing else tells them apart, a model of
+        the class is read as the first.
       modules: names of the pooler and of the head's modules.
-      misfit: what the fields of config.json that only this class reads have against it.
+      misfit: takes the fields of config.json, and returns one that only this class reads and with
+        which it computes something else than our head; None if there is none.
     """
 
     name: str
     heads: tuple[str, ...]
     modules: Names
-    misfit: Callable[[Mapping[str, Any]], Misfit | None] = _fits
+    misfit: Callable[[Mapping[str, Any]], Misfit | None] = _no_misfit
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The parts that the class has besides embeddings and layers."""
+        """The parts of a model that the class has besides embeddings and layers."""
         return tuple(part for part in PARTS if self.names_of(part))
 
     def has(self, part: str) -> bool:
@@ -77,17 +81,17 @@ class Architecture(NamedTuple):
         return any(each.prefix == f'{part}/' for each in self.parts)
 
     def names_of(self, part: Part) -> Names:
-        """The rows of `modules` that are of a part."""
+        """Those of `modules` that belong to a part."""
         return {
             module: name for module, name in self.modules.items()
             if f'{module}/'.startswith(part.prefix)}
 
 
 def value_in(config: Mapping[str, Any], key: str, allowed: Allowed, where: Path) -> Any:
-    """A field of config.json, for `Family.options_of`.
+    """The value of a field of config.json, for `Family.options_of`.
 
     Raises:
-      InputError: it is absent or has another value than those allowed.
+      InputError: it is absent, or its value is not allowed.
     """
     value = config.get(key)
     wrong = why_not_allowed(value, allowed)
@@ -97,48 +101,51 @@ def value_in(config: Mapping[str, Any], key: str, allowed: Allowed, where: Path)
 
 
 def _no_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """For a family whose `spellings` say all."""
+    """`Family.fields_of` where `spellings` have all fields."""
     return {}
 
 
 def _no_options(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
-    """For a family whose `spellings` say all."""
+    """`Family.options_of` where `spellings` have all options."""
     return {}
 
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """A family of models: how transformers names and configures what is an option or a part here.
+    """A family of models: what transformers calls the options and parameters of models here.
 
     A model is written as the first family whose config can hold all of its options.
 
     Attributes:
-      name: in messages.
-      model_types: `model_type` in config.json, with what the names of its classes begin with;
-        models are written as the first.
-      prefix: what stands before the names of the encoder's tensors, but in the class of the encoder
-        alone.
+      name: the family's name in messages.
+      model_types: the values of `model_type` in config.json that are of the family, each with what
+        the names of its classes begin with. Models are written with the first.
+      prefix: what the names of the encoder's tensors begin with in a class that has a head. In the
+        encoder's own class, they are without it.
       modules: names of embeddings and layers, with `prefix`.
-      architectures: classes; of those that serve a head, the first is written whose parts exist.
-      tied: tensors that are copies of a parameter of ours, which must be equal to it.
-      spellings: of the options that are fields of config.json.
-      options: the values of the others, where they are not those of the paper's BERT.
-      only: fields that change what all classes compute, with the one value that can be read; what
-        only some classes read is in their `misfit`.
-      defaults: of fields, in transformers, where an option's default here is another.
-      token_ids: fields with the ids of special tokens, with their names in `text.vocab.Vocab`.
-      options_of: further options, from the fields of config.json and the file's path for messages.
-        A field that is absent has its value of `defaults`.
-      fields_of: the inverse: further fields, from all options.
-      swapped: modules of which the files hold what is fused here in the opposite order.
-      old_fields: names that older files have for fields, with those that they have here.
-      also_named: beginnings of names that files have, too, of a model that transformers has loaded
-        without these tensors, with those in the tables.
-      kernels_in_memory: of `modules`, those of the layers' matrices, with the names that they have
-        in memory, where transformers gives modules others there than in files.
-      prefix_in_memory: `prefix` there, if it is another.
-      zeros_in: fields by which a model lacks some of the biases that it has here: {field: ends of
-        the names of the modules without them}.
+      architectures: the family's classes. Of several with the same head, the first is written whose
+        parts the model has.
+      tied: tensors that are copies of a parameter, with our name of it. One that is not equal to
+        the parameter is refused.
+      spellings: the options that are fields of config.json, with the field and its values.
+      options: the values of options that no field says, where they are not the paper's BERT's.
+      only: fields that change what all classes compute, with the one value that can be read. (Those
+        that only some classes read are in `Architecture.misfit`.)
+      defaults: transformers' defaults of fields, where they are not the options' defaults here.
+      token_ids: the fields with ids of special tokens, with their names in `text.vocab.Vocab`.
+      options_of: returns further options. It takes the fields of config.json, of which those that
+        are absent have the value in `defaults`, and the file's path for messages.
+      fields_of: its inverse, which returns further fields. It takes all options, also those of
+        models of other families.
+      swapped: modules that are fused here and in the files, but there in the opposite order.
+      old_fields: names of fields in older files, with the names that are read.
+      also_named: what names of tensors may begin with instead, with what they begin with in
+        `modules` and `architectures`: transformers loads such files without these tensors.
+      kernels_in_memory: transformers' names, in memory, of the modules with the layers' matrices;
+        empty if they are those in files. peft uses the names in memory.
+      prefix_in_memory: `prefix` in memory; '' if it is the same.
+      zeros_in: fields that say that a model lacks some of the biases that it has here: {field: ends
+        of the names of the modules without them}.
     """
 
     name: str
@@ -167,12 +174,12 @@ class Family:
         return next(iter(self.model_types))
 
     def class_name(self, architecture: Architecture) -> str:
-        """The name of a class for `model_type`."""
+        """The full name of a class, such as 'BertForMaskedLM', as models are written."""
         return self.model_types[self.model_type] + architecture.name
 
     @property
     def in_memory(self) -> 'Family':
-        """The family with the names that matrices of layers, and heads, have in memory."""
+        """The family with transformers' names in memory, which peft uses, of layers' matrices."""
         if not self.kernels_in_memory:
             return self
         return dataclasses.replace(
@@ -181,14 +188,14 @@ class Family:
 
     @property
     def first_tensor(self) -> str:
-        """The name of the first tensor of the first layer's attention."""
+        """The name of the query's weight, or of the fused one, in the first layer."""
         named = self.modules['bert/encoder/layer_{i}/attention/self/qkv']
         name = named if isinstance(named, str) else named[0]
         return name.format(i=0) + '.weight'
 
     @property
     def beginnings(self) -> tuple[str, ...]:
-        """What the names of tensors begin with in the class of the encoder alone."""
+        """What the names of tensors can begin with in the encoder's own class, up to a dot."""
         tables = [self.modules, *(architecture.modules for architecture in self.architectures)]
         found = set()
         for table in tables:
@@ -200,7 +207,7 @@ class Family:
 
     @property
     def beginnings_of_heads(self) -> tuple[str, ...]:
-        """What the names of tensors begin with that are no part of the encoder's class."""
+        """What the names of heads' tensors, which are without `prefix`, begin with, up to a dot."""
         found = set()
         for architecture in self.architectures:
             for named in architecture.modules.values():
@@ -210,15 +217,15 @@ class Family:
         return tuple(sorted(found))
 
     def architecture(self, class_name: str) -> Architecture | None:
-        """The architecture of a class, of any of the model types."""
-        for begin in self.model_types.values():
+        """The architecture with this class name, for any of the model types; None if none has."""
+        for beginning in self.model_types.values():
             for architecture in self.architectures:
-                if class_name == begin + architecture.name:
+                if class_name == beginning + architecture.name:
                     return architecture
         return None
 
     def architecture_of(self, names: Collection[str]) -> Architecture:
-        """The class whose head is in files of no known class: that with the most modules there.
+        """The class of files whose config.json names none: the largest whose modules are all there.
 
         Args:
           names: of the tensors in the files.
@@ -243,18 +250,18 @@ class Family:
                              'can')
 
     def without_bias(self, config: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-        """The rows of `zeros_in` whose field is false in the content of config.json."""
+        """Those of `zeros_in` whose field is false in the content of config.json."""
         stated = self._stated(config)
         return {
             field: names for field, names in self.zeros_in.items() if not stated.get(field, True)}
 
     def _stated(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of config.json, with the values in transformers of those that are absent."""
+        """The fields of config.json by their current names, with `defaults` for absent ones."""
         stated = dict(self.defaults)
         for key, value in config.items():
-            newer = self.old_fields.get(key, key)
-            if value is not None and (newer == key or config.get(newer) is None):
-                stated[newer] = value
+            current = self.old_fields.get(key, key)
+            if value is not None and (current == key or config.get(current) is None):
+                stated[current] = value
         return stated
 
     def model_of(self, config: Mapping[str, Any], where: Path) -> dict[str, Any]:
@@ -295,11 +302,11 @@ class Family:
                                  'put the config.json there that belongs to the weights')
 
     def config_of(self, model: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of config.json for `Weights.model`; options that it cannot hold are lost."""
+        """The fields of config.json for `Weights.model`; an option without a field is left out."""
         return parameters.spelled(model, self.spellings) | self.fields_of(model)
 
     def lost_options(self, model: Mapping[str, Any]) -> list[Option]:
-        """The options that `config_of` loses: all of them if no such model is read."""
+        """The options that change when the result of `config_of` is read; all if it cannot be."""
         try:
             back = self._read(self.config_of(model), as_path('config.json'))
         except InputError:
@@ -308,8 +315,8 @@ class Family:
         for option in OPTIONS:
             value = model[option.name]
             spelling = self.spellings.get(option.name)
-            can_be_said = spelling is None or parameters.is_expressible(spelling, value)
-            if back[option.name] != value or not can_be_said:
+            has_word = spelling is None or parameters.is_expressible(spelling, value)
+            if back[option.name] != value or not has_word:
                 lost.append(option)
         return lost
 
@@ -318,10 +325,10 @@ class Family:
         return self._form_of(tensor, {**self.modules, **architecture.modules})
 
     def form_in_any(self, tensor: Tensor, architecture: Architecture) -> Form | None:
-        """`form_of`, or if the class lacks the parameter, that in another class of the family.
+        """`form_of`, or for a part that the class lacks, its form in another class of the family.
 
-        Files may hold more than their class has. A part with a name that the class itself gives to
-        another is not meant.
+        Files may hold more parts than their class has. But names that the class itself uses are
+        not those of another part.
         """
         names = {**self.modules, **architecture.modules}
         taken = set(names.values())
@@ -337,16 +344,16 @@ class Family:
         name = _LAYER.sub('layer_{i}', tensor.name)
         module, _, leaf = name.rpartition('/')
         ending = ''
-        named = names.get(name)
-        if named is None:
-            named = names.get(module)
+        found = names.get(name)
+        if found is None:
+            found = names.get(module)
             ending = '.' + _LEAVES.get(leaf, leaf)
-        if named is None:
+        if found is None:
             return None
-        number = _LAYER.search(tensor.name)
-        several = (named,) if isinstance(named, str) else named
-        if number:
-            several = tuple(name.replace('{i}', number[1]) for name in several)
+        in_files = (found,) if isinstance(found, str) else found
+        layer = _LAYER.search(tensor.name)
+        if layer:
+            in_files = tuple(name.replace('{i}', layer[1]) for name in in_files)
         return Form(
-            tuple(name + ending for name in several),
+            tuple(name + ending for name in in_files),
             is_transposed=tensor.name.endswith('/kernel'), is_swapped=module in self.swapped)
