@@ -1,4 +1,4 @@
-"""ALBERT (Lan et al., 2020): all layers have the parameters of one, and the tables are narrow."""
+"""ALBERT (Lan et al., 2020): layers share parameters, and embeddings are narrower than layers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,8 +25,8 @@ def _options_of(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
     """The size of the embeddings.
 
     Raises:
-      InputError: it is that of the layers. There is a projection between them, too, which is not
-        there here.
+      InputError: it is that of the layers. Even then transformers has a projection between the two,
+        which models here do not have.
     """
     size = value_in(config, 'embedding_size', SIZE, where)
     if size == config['hidden_size']:
@@ -36,7 +36,7 @@ def _options_of(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
 
 
 def _fields_of(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The size of the embeddings, and what all models have."""
+    """The size of the embeddings, and the fields that are the same in all models."""
     return _ONE_LAYER | {'embedding_size': model['embedding_size'] or model['hidden_size']}
 
 
@@ -59,7 +59,7 @@ ALBERT = Family(
         'bert/encoder/layer_{i}/output/LayerNorm': f'{_LAYER}.full_layer_layer_norm',
     },
     architectures=(
-        # Its head for the order of two texts answers another question than `cls/seq_relationship`.
+        # Its sentence-order head is left out: `cls/seq_relationship` predicts another label.
         Architecture('ForPreTraining', ('pretraining',), _POOLER | _PREDICTIONS),
         Architecture('ForMaskedLM', ('pretraining',), _PREDICTIONS),
         Architecture(

@@ -50,7 +50,7 @@ ELECTRA = Family(
             'cls/predictions/transform/dense': 'generator_predictions.dense',
             'cls/predictions/transform/LayerNorm': 'generator_predictions.LayerNorm',
             'cls/predictions/output_bias': 'generator_lm_head.bias'},
-            misfit=only_with(hidden_act=EXACT_GELU)),  # in its head, whatever the layers have
+            misfit=only_with(hidden_act=EXACT_GELU)),  # the head always has erf gelu
         Architecture(
             'ForSequenceClassification', ('classification', 'regression', 'multi_label'),
             {'bert/pooler/dense': 'classifier.dense', 'classifier': 'classifier.out_proj'}),

@@ -73,7 +73,7 @@ GTE = Family(
             'cls/predictions/transform/dense': 'lm_head.dense',
             'cls/predictions/transform/LayerNorm': 'lm_head.norm',
             'cls/predictions/output_bias': 'lm_head.decoder.bias'},
-            misfit=only_with(hidden_act=EXACT_GELU)),  # in its head, whatever the layers have
+            misfit=only_with(hidden_act=EXACT_GELU)),  # the head always has erf gelu
         Architecture(
             'ForSequenceClassification', ('classification', 'regression', 'multi_label'),
             _POOLER | _CLASSIFIER),

@@ -1,4 +1,4 @@
-"""MPNet (Song et al., 2020): RoBERTa with relative positions besides those of a table."""
+"""MPNet (Song et al., 2020): RoBERTa with relative positions besides the position table."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from bert_jax.runtime.files import Path
 _LAYER = 'mpnet.encoder.layer.{i}'
 _POOLER = {'bert/pooler/dense': 'mpnet.pooler.dense'}
 _CLASSIFIER = {'classifier': 'classifier'}
-_PAD_ID = 1  # from which positions are counted, whatever the field says
+_PAD_ID = 1  # positions are counted from it plus 1, whatever `pad_token_id` says
 
 
 def _options_of(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def _options_of(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
 
 
 def _fields_of(model: Mapping[str, Any]) -> dict[str, Any]:
-    """What all models have."""
+    """The fields that are the same in all models."""
     return {'pad_token_id': _PAD_ID, 'relative_attention_num_buckets': 32}
 
 

@@ -15,13 +15,13 @@ from bert_jax.foreign.families.family import Architecture, Family, only_with, va
 from bert_jax.runtime.files import Path
 from bert_jax.runtime.schema import count
 
-# What families have whose heads are RoBERTa's.
+# For families whose heads are RoBERTa's.
 MASKED_LM = Architecture(
     'ForMaskedLM', ('pretraining',), {
         'cls/predictions/transform/dense': 'lm_head.dense',
         'cls/predictions/transform/LayerNorm': 'lm_head.layer_norm',
         'cls/predictions/output_bias': 'lm_head.bias'},
-    misfit=only_with(hidden_act=EXACT_GELU))  # in its head, whatever the layers have
+    misfit=only_with(hidden_act=EXACT_GELU))  # the head always has erf gelu
 SEQUENCE_CLASSIFICATION = Architecture(
     'ForSequenceClassification', ('classification', 'regression', 'multi_label'),
     {'bert/pooler/dense': 'classifier.dense', 'classifier': 'classifier.out_proj'})
@@ -36,7 +36,7 @@ _IDS = count(2**24, least=-1)  # -1: of no token
 
 
 def _options_of(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
-    """The first row of the position table, and the rates of dropout."""
+    """The row of the position table that the first token gets, and the rates of dropout."""
     options = classifier_dropout(config, where)
     options['pooler_dropout'] = options['classifier_dropout']
     # A token's row is the number of tokens before it, plus the id of padding, plus 1.

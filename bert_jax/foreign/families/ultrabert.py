@@ -1,4 +1,4 @@
-"""UltraBERT: EuroBERT's layers, of which some see a window, and heads of its own."""
+"""UltraBERT: EuroBERT's layers, some of them local, and heads of its own."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,15 +21,15 @@ from bert_jax.runtime.files import Path
 _CLASSIFIER = {'classifier': 'classifier'}
 _GLOBAL = 'full_attention'
 _LOCAL = 'sliding_attention'
-_EVERY = 3  # layers, the last of which is global, if config.json has no list of them
-_REACH = 128
+_EVERY = 3  # without a list in config.json, the last of each three layers is global
+_REACH = 128  # tokens on each side that a local layer sees, if config.json does not say
 
 
 def _options_of(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
     """The heads of keys and values, the layers' kinds and rotary bases, the masked-LM head's size.
 
     Raises:
-      InputError: the kinds have no period, or a field has a value that cannot be read.
+      InputError: the kinds of layers do not repeat regularly, or a field cannot be read.
     """
     options = heads_in(config, where)
     size = value_in(config, 'prediction_head_size', SIZE, where)
@@ -52,9 +52,9 @@ def _options_of(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
 
 
 def _kinds_and_reach(config: Mapping[str, Any], where: Path) -> tuple[list[str], int]:
-    """(The kind of each layer, how many tokens on each side a local one sees).
+    """(The kind of each layer, how many tokens on each side a local layer sees).
 
-    Older files have the second for each layer, `attention_windows`.
+    Older files have `attention_windows` instead: the second for each layer, 0 for a global one.
     """
     num_layers = config['num_hidden_layers']
     reach = value_in(config, 'sliding_window', SIZE, where)
@@ -77,10 +77,10 @@ def _kinds_and_reach(config: Mapping[str, Any], where: Path) -> tuple[list[str],
 
 
 def _period(kinds: list[str], where: Path) -> tuple[int, int]:
-    """`first_global` and `global_every` of layers of these kinds.
+    """`first_global` and `global_every` with which layers are of these kinds.
 
     Raises:
-      InputError: there are none.
+      InputError: there are none, as the global layers are not at equal distances.
     """
     num_layers = len(kinds)
     numbers = [i for i, kind in enumerate(kinds) if kind == _GLOBAL]
@@ -101,7 +101,7 @@ def _layer_types(num_layers: int, first_global: int, global_every: int) -> list[
 
 
 def _old_bases(config: Mapping[str, Any], kinds: list[str], where: Path) -> dict[str, Any]:
-    """`rope_parameters` from `rope_theta`, of which older files have a list for the layers."""
+    """`rope_parameters` from `rope_theta`, which lists a base for each layer in older files."""
     bases = config.get('rope_theta')
     if bases is None:
         return {}
@@ -118,7 +118,7 @@ def _old_bases(config: Mapping[str, Any], kinds: list[str], where: Path) -> dict
 
 
 def _fields_of(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `_options_of`, and those that all models have."""
+    """The fields of `_options_of`, and those that are the same in all models."""
     window = model['local_attention']
     kinds = [_GLOBAL] * model['num_layers']
     if window:
