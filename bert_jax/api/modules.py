@@ -255,14 +255,21 @@ class BertModule(nn.Module):
             encoded, states = self._encode_everywhere(batch, dropout_keys_Bx2, output_attentions)
             if not output_hidden_states:
                 del states['hidden_states']
-        found = self.model(batch, dropout_keys_Bx2, encoded)
-        outputs = {}
-        for name, x in found.items():
-            one_text_a_row = cls_positions is None and self._is_of_texts(name)
-            outputs[name] = x[:, 0] if one_text_a_row else x
+        outputs = self.model(batch, dropout_keys_Bx2, encoded)
+        is_packed = cls_positions is not None
+        return self._in_shapes_of(input_ids, outputs, is_packed) | states
+
+    def _in_shapes_of(
+        self, input_ids: Any, outputs: Mapping[str, jax.Array], is_packed: bool
+    ) -> dict[str, Any]:
+        """The model's outputs, with one of a text as [B, ...] or [B, C] if rows are not packed."""
+        shaped = {}
+        for name, x in outputs.items():
+            has_one_text = not is_packed and self._is_of_texts(name)
+            shaped[name] = x[:, 0] if has_one_text else x
         if self.head == 'multiple_choice' and jnp.ndim(input_ids) == 3:
-            outputs['logits'] = outputs['logits'].reshape(jnp.shape(input_ids)[:2])
-        return outputs | states
+            shaped['logits'] = shaped['logits'].reshape(jnp.shape(input_ids)[:2])
+        return shaped
 
     def _check(self, input_ids: Any, position_ids: Any, masked_lm_positions: Any) -> None:
         """Raises InputError for arrays that this model does not take."""
@@ -282,7 +289,7 @@ class BertModule(nn.Module):
                              'words: leave it out, or take masked_lm or pretraining')
 
     def _dropout_keys(self, num_rows: int, deterministic: bool, dropout_at: Any) -> Keys:
-        """Keys of dropout [B, 2], or None."""
+        """Dropout keys [B, 2]; None without dropout. See `__call__`."""
         if dropout_at is not None:
             seed, step = dropout_at
         elif deterministic:

@@ -59,7 +59,7 @@ def train_run(
 
         def check_lock() -> None:
             if claim is not None:
-                claim.ask()
+                claim.check_folder()
 
         program = open_run(read, [path])
         return experiment.train_run(

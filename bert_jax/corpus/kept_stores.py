@@ -98,7 +98,7 @@ def remove(store: KeptStore) -> bool:
             _remove_in_order(store.path, claim)
         else:
             beside = files.temporary_name(store.path)
-            claim.ask()
+            claim.check_folder()
             store.path.rename(beside)  # so that nobody finds a part of it
             claim.release()  # whoever waits makes the folder again
             beside.rmtree()
@@ -144,7 +144,7 @@ def _remove_in_order(folder: files.Path, claim: folder_lock.Claim) -> None:
     for path in sorted(files.children(folder), key=place):
         if path == claim.path:
             continue
-        claim.ask()
+        claim.check_folder()
         with contextlib.suppress(FileNotFoundError):
             if path.is_dir():
                 path.rmtree()

@@ -71,11 +71,11 @@ class Format:
     Attributes:
       read: gives the documents of a file, none of them empty.
       in_ranges: whether a large file is read in ranges: a blank line between documents.
-      is_named: whether a file's name may say that it is in this format.
-      is_told: whether a file is in it, by its path and the beginning of its text, where the user
-        names no format.
-      was_text: whether older versions read a file that `is_told` as plain text. The format's name
-        is then part of its digest.
+      is_named: whether a file's name says that it is in this format.
+      recognises: whether a file is in this format by its path and the beginning of its text; it is
+        asked where the user names no format.
+      was_text: whether older versions read the files that are so recognised as plain text. The
+        format's name is then part of their digests.
       name_in_digest: of the files that the user says are in it; '' for its name in `FORMATS`. It
         differs where the way of reading has changed.
       bytes_a_text_byte: of a file that is not compressed, for one byte of text.
@@ -87,7 +87,7 @@ class Format:
     read: Callable[[TextFile], Iterator[Document]]
     in_ranges: bool = False
     is_named: Callable[[str], bool] = _never
-    is_told: Callable[[str, bytes], bool] = _never
+    recognises: Callable[[str, bytes], bool] = _never
     was_text: bool = False
     name_in_digest: str = ''
     bytes_a_text_byte: int = 1
@@ -206,7 +206,7 @@ def _format_of_text(path: str, first: bytes) -> str:
     """
     text = first.lstrip()
     for name, known in FORMATS.items():
-        if known.is_told(path, text):
+        if known.recognises(path, text):
             return name
     for begins, what, remedy in _NO_PROSE:
         if re.match(begins, text):
@@ -425,13 +425,13 @@ def _is_table(path: str) -> bool:
     return bool(table.format_of(path))
 
 
-# Their names are prefixes of sources (`lines:FILES`). The first that tells a file has it.
+# Names are prefixes of sources (`lines:FILES`). The first format that recognises a file reads it.
 FORMATS: Mapping[str, Format] = {
     'text': Format(_paragraphs, in_ranges=True, name_in_digest=f'text {_TEXT_VERSION}'),
     'lines': Format(_lines, in_ranges=True, name_in_digest=f'lines {_TEXT_VERSION}'),
-    'wikiextractor': Format(_wikiextractor, is_told=_is_wikiextractor),
+    'wikiextractor': Format(_wikiextractor, recognises=_is_wikiextractor),
     'wikitext': Format(
-        _wikitext, is_told=_is_wikitext, name_in_digest=f'wikitext {_TEXT_VERSION}'),
+        _wikitext, recognises=_is_wikitext, name_in_digest=f'wikitext {_TEXT_VERSION}'),
     'wikidump': Format(
         _wikidump,
         name_in_digest=f'wikidump {wikidump.VERSION}',
@@ -439,7 +439,7 @@ FORMATS: Mapping[str, Format] = {
         takes_all_cores=True,
         package='mwparserfromhell',
         extra='wikidump'),
-    'fasta': Format(_fasta, is_named=fasta.is_fasta, is_told=_is_fasta, was_text=True),
+    'fasta': Format(_fasta, is_named=fasta.is_fasta, recognises=_is_fasta, was_text=True),
     # The file's ending shows which table it is.
     'table': Format(functools.partial(_rows, table.read_rows), is_named=_is_table),
     'jsonl': Format(functools.partial(_rows, table.read_objects)),

@@ -114,7 +114,7 @@ class Claim:
         return not last or self._is_dead(last)
 
     def check(self) -> None:
-        """Checks that this process still has the folder, as far as it knows.
+        """Checks that this process still has the folder, as far as it knows; reads no files.
 
         Raises:
           TakenOver: another process has taken it, because this one's claim went stale.
@@ -124,11 +124,11 @@ class Claim:
                 f'{self.folder} was taken by another process, as this one had not been heard of '
                 f'for {SECONDS:.0f} s (was it suspended?): this one stops here')
 
-    def ask(self) -> None:
-        """Looks into the folder whether this process still has it.
+    def check_folder(self) -> None:
+        """Checks by the claims in the folder that this process still has it.
 
-        A process that was suspended knows nothing of that when it goes on: it asks before it writes
-        what could harm the one that has the folder now.
+        A process that was suspended does not know what happened meanwhile. So it calls this before
+        it writes what could harm the process that has taken the folder.
 
         Raises:
           TakenOver: another process has taken it.

@@ -125,28 +125,33 @@ def _is_header(lines: Sequence[WordLine]) -> bool:
 def _comments(lines: Sequence[WordLine]) -> Iterator[int]:
     """The numbers of the lines that are comments.
 
-    They have other columns than words have, or end with what is no tag, such as
-    `# id 1 domain=train`. A tag is one that other lines have, that several of these have or, as in
-    the Penn Treebank, # itself.
+    A line that may be one is a comment if it has another number of columns than words have, or ends
+    with what is no tag, such as `# id 1 domain=train`. A tag is what stands at the end of a word's
+    line or of several of these lines, and # itself, which is one in the Penn Treebank.
     """
     candidates = list(_possible_comments(lines))
     if not candidates:
         return
     numbers = {line.number for line in candidates}
-    others = [line.cells for line in lines if line.cells and line.number not in numbers]
-    sizes = set(map(len, others))
-    tags = {cells[-1] for cells in others} | {_COMMENT}
-    has_fields = any('=' in tag for tag in tags)
+    words = [line.cells for line in lines if line.cells and line.number not in numbers]
+    column_counts = set(map(len, words))
+    tags = {cells[-1] for cells in words} | {_COMMENT}
+    tags_have_equals_signs = any('=' in tag for tag in tags)
     ends = Counter(line.cells[-1] for line in candidates)
-    word = -1  # the line of the last that is one: behind it are words
+
+    def ends_without_tag(cells: Sequence[str]) -> bool:
+        has_field = not tags_have_equals_signs and any('=' in cell for cell in cells[1:])
+        may_be_word = cells[0] != _COMMENT or ends[cells[-1]] > 1
+        return cells[-1] not in tags and (has_field or not may_be_word)
+
+    last_word = -1
     for number, cells in candidates:
-        is_field = not has_fields and any('=' in cell for cell in cells[1:])
-        is_word = cells[0] != _COMMENT or ends[cells[-1]] > 1
-        has_no_tag = cells[-1] not in tags and (is_field or not is_word)
-        if number - 1 != word and (has_no_tag or (others and len(cells) not in sizes)):
+        follows_word = number - 1 == last_word  # comments stand before all words of a sentence
+        has_other_columns = bool(words) and len(cells) not in column_counts
+        if not follows_word and (ends_without_tag(cells) or has_other_columns):
             yield number
         else:
-            word = number
+            last_word = number
 
 
 def _possible_comments(lines: Sequence[WordLine]) -> Iterator[WordLine]:

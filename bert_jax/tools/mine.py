@@ -107,15 +107,19 @@ def mined(
     model: Model, pairs: Sequence[Sequence[str]], further: Sequence[str], *, num: int, top_k: int,
     margin: float,
 ) -> list[list[str]]:
-    """Rows of a query, its document, and hard negatives; without those that have too few.
+    """Finds hard negatives: for each pair a row of its query, its document, and the negatives.
+
+    The candidates are all documents and `further`. Those with the text of the query, or of one of
+    its documents, are no negatives, and equal texts count once, where what the model reads of them
+    is compared. Pairs with fewer negatives than `num` have no row.
 
     Args:
       model: makes the vectors.
-      pairs: queries with their documents.
-      further: candidates beside the documents.
+      pairs: queries, each with a document.
+      further: candidates besides the documents.
       num: negatives of a row.
-      top_k: how many of the nearest candidates that may be negatives are looked at.
-      margin: by which a negative's cosine is below that of the document.
+      top_k: how many of the candidates nearest to a query are considered.
+      margin: how much lower than the document's cosine that of a negative must be.
     """
     from bert_jax.tasks.ranking import nearest
     from bert_jax.tasks.retrieval import DOCUMENT, QUERY
@@ -123,50 +127,56 @@ def mined(
     queries = list(dict.fromkeys(query for query, _ in pairs))
     candidates = list(dict.fromkeys(
         itertools.chain((document for _, document in pairs), further)))
-    vectors_of_queries = _vectors(model, queries, QUERY)
-    vectors_of_candidates = _vectors(model, candidates, DOCUMENT)
-    numbers = _numbers(pairs, queries, candidates)
+    query_vectors = _vectors(model, queries, QUERY)
+    candidate_vectors = _vectors(model, candidates, DOCUMENT)
+    indices = _indices(pairs, queries, candidates)
     ids = _ids([
         *_tokens_read(model, queries, QUERY), *_tokens_read(model, candidates, DOCUMENT)])
     query_ids = ids[: len(queries)]
     candidate_ids = ids[len(queries) :]
     found = nearest(
-        vectors_of_queries, vectors_of_candidates, top_k,
-        left_out=_left_out(query_ids, candidate_ids, numbers))
+        query_vectors, candidate_vectors, top_k,
+        left_out=_left_out(query_ids, candidate_ids, indices))
     rows: list[list[str]] = []
-    for (query, document), (number, number_of_own) in zip(pairs, numbers, strict=True):
-        own = vectors_of_queries[number] @ vectors_of_candidates[number_of_own]
-        is_far = found.scores[number] <= own - margin
-        negatives = found.documents[number][is_far & (found.documents[number] >= 0)]
+    for (query, document), (query_index, document_index) in zip(pairs, indices, strict=True):
+        cosine = query_vectors[query_index] @ candidate_vectors[document_index]
+        is_far = found.scores[query_index] <= cosine - margin
+        is_found = found.documents[query_index] >= 0
+        negatives = found.documents[query_index][is_far & is_found]
         negatives = _without_repeats(negatives, candidate_ids)[:num]
         if len(negatives) == num:
             rows.append([query, document, *(candidates[i] for i in negatives)])
     return rows
 
 
-def _numbers(
+def _indices(
     pairs: Sequence[Sequence[str]], queries: Sequence[str], candidates: Sequence[str]
 ) -> list[tuple[int, int]]:
-    """The places of each pair's query and document among all queries and candidates."""
-    number_of_query = {query: i for i, query in enumerate(queries)}
-    number_of_candidate = {text: i for i, text in enumerate(candidates)}
-    return [(number_of_query[query], number_of_candidate[document]) for query, document in pairs]
+    """For each pair, (the index of its query in `queries`, of its document in `candidates`)."""
+    query_index = {query: i for i, query in enumerate(queries)}
+    candidate_index = {text: i for i, text in enumerate(candidates)}
+    return [(query_index[query], candidate_index[document]) for query, document in pairs]
 
 
 def _ids(texts: Sequence[bytes]) -> np.ndarray:
-    """A number of each text [n], the same for equal ones."""
+    """A number for each text [n], the same for equal texts."""
     number_of: dict[bytes, int] = {}
     return np.array([number_of.setdefault(text, len(number_of)) for text in texts])
 
 
 def _without_repeats(candidates: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """The first of the candidates with each id, in their order."""
+    """Of candidates with the same id only the first, in their order.
+
+    Args:
+      candidates: indices of candidates.
+      ids: of all candidates, equal for equal texts.
+    """
     _, firsts = np.unique(ids[candidates], return_index=True)
     return candidates[np.sort(firsts)]
 
 
 def _vectors(model: Model, texts: Sequence[str], prompt: str) -> np.ndarray:
-    """Vectors [n, H] of length 1; says how far it is."""
+    """Vectors [n, H] float32 of length 1; says how many are done."""
     pace = Pace(every=10)
     vectors: list[np.ndarray] = []
     for vector in model.iter_vectors(texts, normalize=True, prompt=prompt):
@@ -194,24 +204,24 @@ def _tokens_read(model: Model, texts: Sequence[str], prompt: str) -> list[bytes]
 
 
 def _left_out(
-    query_ids: np.ndarray, candidate_ids: np.ndarray, numbers: Sequence[tuple[int, int]]
+    query_ids: np.ndarray, candidate_ids: np.ndarray, indices: Sequence[tuple[int, int]]
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """A function from indices of queries to which candidates are no negatives of them, [Q, M].
+    """A function from indices of queries [Q] to which candidates cannot be their negatives [Q, M].
 
     Args:
-      query_ids: [n], equal for equal texts.
-      candidate_ids: [M], likewise.
-      numbers: of each pair, the places of its query and of its document among these.
+      query_ids: of the texts of all queries, equal for equal texts.
+      candidate_ids: of the texts of all candidates [M], likewise.
+      indices: for each pair, those of its query and of its document (`_indices`).
     """
-    true: dict[int, set[int]] = defaultdict(set)  # ids of texts that are no negatives of a query
-    for query, document in numbers:
-        query_id = int(query_ids[query])
-        true[query_id] |= {query_id, int(candidate_ids[document])}
+    no_negatives: dict[int, set[int]] = defaultdict(set)  # ids of texts, by a query's id
+    for query_index, document_index in indices:
+        query_id = int(query_ids[query_index])
+        no_negatives[query_id] |= {query_id, int(candidate_ids[document_index])}
 
     def left_out(some: np.ndarray) -> np.ndarray:
         of_queries: list[Any] = []
         for query_id in query_ids[some].tolist():
-            of_queries.append(np.isin(candidate_ids, list(true[query_id])))
+            of_queries.append(np.isin(candidate_ids, list(no_negatives[query_id])))
         return np.stack(of_queries)
 
     return left_out

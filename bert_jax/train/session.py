@@ -50,7 +50,7 @@ class RunSession:
         if self.claim is None:
             return
         try:
-            self.claim.ask()
+            self.claim.check_folder()
         except TakenOver:
             raise
         except Exception as error:  # of many libraries
@@ -91,7 +91,7 @@ def _naming_who_took_over(claim: Claim | None) -> Iterator[None]:
     except SaveFailed:
         if claim is not None:
             try:
-                claim.ask()
+                claim.check_folder()
             except TakenOver:
                 raise
             except Exception:  # of many libraries, and less than SaveFailed says
