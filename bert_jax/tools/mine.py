@@ -109,9 +109,9 @@ def mined(
 ) -> list[list[str]]:
     """Finds hard negatives: for each pair a row of its query, its document, and the negatives.
 
-    The candidates are all documents and `further`. Those with the text of the query, or of one of
-    its documents, are no negatives, and equal texts count once, where what the model reads of them
-    is compared. Pairs with fewer negatives than `num` have no row.
+    The candidates are all documents and `further`. A candidate of which the model reads the same
+    tokens as of the query, or of one of its documents, is no negative; of several candidates with
+    the same tokens one is taken. Pairs with fewer than `num` negatives have no row.
 
     Args:
       model: makes the vectors.
@@ -176,7 +176,7 @@ def _without_repeats(candidates: np.ndarray, ids: np.ndarray) -> np.ndarray:
 
 
 def _vectors(model: Model, texts: Sequence[str], prompt: str) -> np.ndarray:
-    """Vectors [n, H] float32 of length 1; says how many are done."""
+    """Vectors [n, H] of length 1; says how many are done."""
     pace = Pace(every=10)
     vectors: list[np.ndarray] = []
     for vector in model.iter_vectors(texts, normalize=True, prompt=prompt):

@@ -1,4 +1,4 @@
-"""The adapter of stored weights: its parameters, the kernels that they change, and the two merged.
+"""The adapter of stored weights: its parameters, the kernels with one, and merging the two.
 
     I: inputs, M: matrices of a kernel, or those of them that have an adapter, R: rank, O: outputs
 """
@@ -23,8 +23,8 @@ class AdapterWeights:
     """An adapter as it is stored.
 
     Attributes:
-      options: what it is.
-      params: its arrays by our names; of 'bitfit' none, as the biases are among those of the model.
+      options: its kind, rank, scale and target matrices.
+      params: its arrays by our names; none of kind 'bitfit', whose biases are among the model's.
       base: the model without the adapter, as `init_checkpoint` named it; '' if it is not known.
     """
 
@@ -34,13 +34,13 @@ class AdapterWeights:
 
 
 class AdaptedKernel(NamedTuple):
-    """A kernel that has an adapter, or several for its matrices.
+    """A kernel that has an adapter, or several for its matrices, such as query, key and value.
 
     Attributes:
-      name: of its dense layer, such as 'bert/encoder/layer_0/output/dense'.
+      name: the name of its dense layer, such as 'bert/encoder/layer_0/output/dense'.
       kernel: the parameter.
-      targets: of its matrices, as in `TARGETS`.
-      adapted: which of them have an adapter.
+      targets: what each of its matrices is called in `adapter.targets` (`TARGETS`).
+      adapted: the indices of those that have an adapter.
     """
 
     name: str
@@ -49,8 +49,8 @@ class AdaptedKernel(NamedTuple):
     adapted: tuple[int, ...]
 
     @property
-    def is_of_one(self) -> bool:
-        """Whether the kernel is one matrix, so that there is no dim that counts them."""
+    def is_one_matrix(self) -> bool:
+        """Whether the kernel is one matrix, so that its shape has no dim that counts matrices."""
         return len(self.targets) == 1
 
     def shapes(
@@ -59,7 +59,7 @@ class AdaptedKernel(NamedTuple):
         """The shape of each parameter of its adapter, by name."""
         shape = self.kernel.shape(sizes)
         num_in = len(self.kernel.in_dims)
-        separate = () if self.is_of_one else (len(self.adapted),)
+        separate = () if self.is_one_matrix else (len(self.adapted),)
         columns = (*separate, *shape[num_in + len(separate) :])
         shapes = {
             'a': (*shape[:num_in], *separate, options.rank), 'b': (options.rank, *columns)}
@@ -89,7 +89,7 @@ def adapted_kernels(every: list[Tensor], options: AdapterOptions) -> list[Adapte
 
 
 def column_lengths(matrices_IxMxO: np.ndarray) -> np.ndarray:
-    """The length [M, O] of each column of matrices, which 'dora' has as parameters."""
+    """The length [M, O] of each column of matrices, which kind 'dora' trains as a parameter."""
     return np.linalg.norm(matrices_IxMxO, axis=0)
 
 
@@ -97,12 +97,12 @@ def with_adapter(
     kernel: np.ndarray, adapted: AdaptedKernel, options: AdapterOptions,
     params: Mapping[str, np.ndarray],
 ) -> np.ndarray:
-    """The kernel with its adapter merged into it, so that it computes the same alone; float32."""
-    of_one = {leaf: params[f'{adapted.name}/adapter/{leaf}'] for leaf in ('a', 'b')}
+    """The kernel with its adapter merged into it, so that it computes the same without; float32."""
+    a, b = (params[f'{adapted.name}/adapter/{leaf}'] for leaf in ('a', 'b'))
     num_inputs = math.prod(kernel.shape[: len(adapted.kernel.in_dims)])
     num_adapted = len(adapted.adapted)
-    a_IxMxR = of_one['a'].reshape(num_inputs, num_adapted, -1).astype(np.float64)
-    b_RxMxO = of_one['b'].reshape(options.rank, num_adapted, -1).astype(np.float64)
+    a_IxMxR = a.reshape(num_inputs, num_adapted, -1).astype(np.float64)
+    b_RxMxO = b.reshape(options.rank, num_adapted, -1).astype(np.float64)
     kernel_IxMxO = kernel.reshape(num_inputs, len(adapted.targets), -1).astype(np.float64)
     which = list(adapted.adapted)
     changed_IxMxO = kernel_IxMxO[:, which] + options.scale * np.einsum(
@@ -117,7 +117,7 @@ def with_adapter(
 def merged(
     params: Mapping[str, np.ndarray], adapter: AdapterWeights, every: list[Tensor]
 ) -> dict[str, np.ndarray]:
-    """`Weights.params` with the adapter merged into them, so that they compute the same alone.
+    """`Weights.params` with the adapter merged into them, so that they compute the same without.
 
     Args:
       params: of the model.
@@ -151,6 +151,6 @@ def first_magnitudes(
         matrices_IxMxO = kernel.reshape(
             math.prod(kernel.shape[:num_in]), len(adapted.targets), -1)
         lengths_MxO = column_lengths(matrices_IxMxO[:, list(adapted.adapted)])
-        separate = () if adapted.is_of_one else (len(adapted.adapted),)
+        separate = () if adapted.is_one_matrix else (len(adapted.adapted),)
         found[name] = lengths_MxO.reshape(*separate, *kernel.shape[num_in + len(separate) :])
     return found

@@ -78,7 +78,7 @@ def without_vectors(inference: Mapping[str, Any]) -> dict[str, Any]:
 def framing_of(inference: Mapping[str, Any]) -> dict[str, str]:
     """How texts become sequences for a model: its `truncation` and `token_types`.
 
-    One that a run's settings lack has the value that all runs had before there were others.
+    A setting that is missing, as in older runs, has the value that they all had.
 
     Args:
       inference: `Weights.inference`.

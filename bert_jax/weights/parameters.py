@@ -26,7 +26,7 @@ from bert_jax.runtime.schema import why_not_allowed
 from bert_jax.weights import adapters
 from bert_jax.weights.adapters import AdapterWeights
 
-# How run directories spell the options: as here.
+# The spellings of options in run directories: each is a field of its own name.
 IN_RUN: Mapping[str, Spelling] = {option.name: Spelling(option.name) for option in OPTIONS}
 
 
@@ -286,8 +286,8 @@ def _word_for(value: Any, spelling: Spelling) -> Any:
 
 
 
-# From weights, the shapes of a target's parameters and its head: names of parameters there, by name
-# here; '' for none.
+# `foreign.families.shared_layers`: takes weights, and the shapes and the head of a target; returns
+# which of its parameters start as parameters of other names.
 SharedLayers = Callable[['Weights', Mapping[str, tuple[int, ...]], str], Mapping[str, str]]
 
 
@@ -313,15 +313,16 @@ class Weights:
       lowercase: whether text is lower-cased before WordPiece.
       unused: names of tensors in the files that have no counterpart here.
       source: what was read and where, for messages.
-      inference: how the run made its predictions: those of `max_seq_length`, `doc_stride`,
-        `max_query_length`, `null_threshold`, `windows`, `num_texts` (2: of pairs), `features`,
-        and of vectors of texts `pool` and `normalize`, that its task has.
+      inference: how the run made its predictions, as far as its task has these settings:
+        `max_seq_length`, `doc_stride`, `max_query_length`, `null_threshold`, `windows`, `num_texts`
+        (2: of pairs), `features`, and for vectors of texts `pool` and `normalize`, among others
+        (`weights.inference_settings`).
       step_dir: the checkpoint of a run that `params` were read from; None: they are of no run.
-      shared_layers: what a model with another head starts from, where transformers has one name for
-        layers of two heads (`foreign.families.shared_layers`).
-      adapter: was trained in addition to `params`, which do not hold it; None: there is none.
-      tasks: the adapters that files hold for several tasks, by name: functions that return `params`
-        with one.
+      shared_layers: which parameters of a model with another head start as parameters of other
+        names (`foreign.families.shared_layers`).
+      adapter: the adapter that was trained beside `params` and is not merged into them, or None.
+      tasks: for each task of which the files hold an adapter, a function that returns `params` with
+        it.
     """
 
     params: dict[str, np.ndarray]
@@ -341,7 +342,7 @@ class Weights:
 
     @property
     def merged(self) -> 'Weights':
-        """The same model without an adapter: it is in the parameters."""
+        """The same model with its adapter, if it has one, merged into the parameters."""
         if self.adapter is None:
             return self
         params = adapters.merged(self.params, self.adapter, tensors(self.model))
@@ -369,12 +370,13 @@ class StoredTensors:
     """The tensors of a model's files.
 
     Attributes:
-      form_of: how they hold a parameter; None of one that they cannot hold.
-      shapes: of all tensors, by name.
-      read: returns the tensor of a name.
+      form_of: returns how the files hold a parameter; None if their format cannot hold it.
+      shapes: the shapes of all tensors, by name.
+      read: returns the tensor with a name.
       where: the file, for messages.
       config_file: of the model, for messages.
-      parts: those that the model's class has, if it is known: what is left of others is not read.
+      parts: the parts that the model's class has, if it is known. Another part is read only if all
+        of it is there.
     """
 
     form_of: Callable[[Tensor], Form | None]

@@ -198,7 +198,8 @@ def place(
       labels: of the target, by id.
       model: fields of the target's configuration; those that change what the parameters compute
         are compared and noted.
-      whole: whether the weights are used without training, so that numbers are no names.
+      whole: whether the weights are used without training: labels that are only numbers are then
+        not given the target's names.
 
     Raises:
       InputError: the weights are not of this model.
