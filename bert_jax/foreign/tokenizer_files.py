@@ -361,17 +361,7 @@ def write_tokenizer(folder: Path, weights: Weights, config: Mapping[str, Any]) -
         return _write_wordpiece(folder, weights, tokenizer, config)
     keep_tokenizer(weights.vocab_file, folder)
     if isinstance(tokenizer, HuggingFaceTokenizer):
-        if SETTINGS_FILE in tokenizer.beside:
-            settings = tokenizer_settings(folder)
-            stated = _with_input_names(_with_limit(settings, weights), weights, config)
-            if stated != settings:
-                write_json(folder / SETTINGS_FILE, stated)
-        else:
-            settings = _with_input_names(
-                _settings_of_library(tokenizer, weights), weights, config)
-            write_json(folder / SETTINGS_FILE, settings)
-            if not tokenizer.finds_special_tokens:
-                write_whole(folder / TOKENIZER_FILE, tokenizer.with_special_tokens())
+        _finish_library_files(folder, weights, tokenizer, config)
         return _note_on_types(tokenizer, weights)
     if isinstance(tokenizer, LetterTokenizer | KmerTokenizer):
         write_json(folder / TOKENIZER_FILE, _sequence_tokenizer(tokenizer))
@@ -381,6 +371,29 @@ def write_tokenizer(folder: Path, weights: Weights, config: Mapping[str, Any]) -
     file_name = kind_of(weights.vocab_file).file_name
     return [f'no tokenizer files: transformers has no tokenizer of the kind {tokenizer.algorithm} '
             f'(its file is copied as {file_name})']
+
+
+def _finish_library_files(
+    folder: Path, weights: Weights, tokenizer: HuggingFaceTokenizer, config: Mapping[str, Any]
+) -> None:
+    """Makes the copied files of a tokenizer.json fit the model: limit, token types, settings.
+
+    Args:
+      folder: with the copies.
+      weights: as for `write_tokenizer`.
+      tokenizer: that of the weights.
+      config: as for `write_tokenizer`.
+    """
+    if SETTINGS_FILE in tokenizer.beside:
+        copied = tokenizer_settings(folder)
+        settings = _with_input_names(_with_limit(copied, weights), weights, config)
+        if settings != copied:
+            write_json(folder / SETTINGS_FILE, settings)
+        return
+    settings = _with_input_names(_settings_of_library(tokenizer, weights), weights, config)
+    write_json(folder / SETTINGS_FILE, settings)
+    if not tokenizer.finds_special_tokens:
+        write_whole(folder / TOKENIZER_FILE, tokenizer.with_special_tokens())
 
 
 def _with_limit(settings: Mapping[str, Any], weights: Weights) -> dict[str, Any]:
