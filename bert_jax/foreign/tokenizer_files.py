@@ -109,7 +109,7 @@ def check_tokenizer_class(folder: Path, config: Mapping[str, Any], config_file: 
 
 
 def _class_by_type(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """transformers' class for ALBERT models with a SentencePiece model; None for all others.
+    """Transformers' class for ALBERT models with a SentencePiece model; None for all others.
 
     It lower-cases text, which SentencePiece itself would not.
     """

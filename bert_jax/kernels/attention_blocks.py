@@ -44,18 +44,18 @@ from bert_jax.kernels.attention_tiles import (
     dims_of,
     dot,
     gradient_scale,
-    with_spare_lanes,
     kept_probabilities,
     named_with_grid,
     only_head,
     overlap,
+    rotated_back,
     rotation,
     scaled_with_bias,
     sequence_ranges,
     softmax_means,
     spare_lanes,
     sum_of_lines,
-    rotated_back,
+    with_spare_lanes,
 )
 
 _MOST_OF_CHUNK = 1024

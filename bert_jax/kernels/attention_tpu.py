@@ -63,18 +63,18 @@ from bert_jax.kernels.attention_tiles import (
     dims_of,
     dot,
     gradient_scale,
-    with_spare_lanes,
-    with_spare_lanes_transposed,
     kept_probabilities,
     named_with_grid,
     only_head_transposed,
     overlap,
+    rotated_back,
     rotation,
     scaled_with_bias,
     softmax_means,
     spare_lanes,
     sum_of_lines,
-    rotated_back,
+    with_spare_lanes,
+    with_spare_lanes_transposed,
 )
 
 # The longest row of which a grid step holds the whole; `attention_blocks` takes longer ones.
