@@ -202,7 +202,7 @@ class _Worker:
 
         try:
             result = train_run(
-                program, self.sweep.run(member), should_stop, check_lock=claim.ask,
+                program, self.sweep.run(member), should_stop, check_lock=claim.check_folder,
                 began=time.time(), on_evaluation=self._pruning(member, program))
         except InputError as error:
             if not claim.lost:
