@@ -101,6 +101,9 @@ def read_huggingface(named: str | os.PathLike[str], task: str = '') -> Weights:
     config = read_fields(config_file, _SCHEMA, _REMEDY)
     family = family_of(config, config_file)
     model = family.model_of(config, config_file)
+    if model['pre_norm'] and config.get('tie_last_hidden_states') is False:
+        tell_once(f'note: {config_file}: tie_last_hidden_states is false, but the last hidden '
+                  'state here is behind the last norm, as last_hidden_state in transformers')
     check_tokenizer_class(folder, config, config_file)
     class_name = _class_name(config)
     architecture = family.architecture(class_name)

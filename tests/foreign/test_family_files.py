@@ -444,6 +444,17 @@ def test_an_output_layer_of_its_own_that_is_missing_is_said(
     assert ('hold no cls.predictions.decoder.weight' in capsys.readouterr().err) == said
 
 
+@pytest.mark.parametrize('name, is_said', [('ModernBERT', True), ('BERT', False)])
+def test_a_last_hidden_state_before_the_last_norm_is_said_to_be_behind_it(
+        name, is_said, folders, tmp_path, capsys):
+    folder = shutil.copytree(folders / name, tmp_path / 'model')
+    path = folder / 'config.json'
+    config = json.loads(path.read_text()) | {'tie_last_hidden_states': False}
+    path.write_text(json.dumps(config))
+    load_weights(folder)
+    assert ('tie_last_hidden_states is false' in capsys.readouterr().err) == is_said
+
+
 def test_positions_that_others_would_count_otherwise_are_refused(tmp_path):
     weights = changed('RoBERTa', first_position=2)
     with refused('first_position=2', '[PAD] with id 0', 'vocab.txt', '--to bert_jax'):
