@@ -154,9 +154,9 @@ _ERROR_RULES = (
         line='jax finds no device of JAX_PLATFORMS: set JAX_PLATFORMS=cpu to use the CPU, or '
              'install jax for the device of this machine',
         status=2),
-    ErrorRule(  # of Gloo and NCCL
+    ErrorRule(  # of Gloo and NCCL; jax 0.7 calls the error XlaRuntimeError
         types=Exception,
-        pattern='JaxRuntimeError: .*(closed by peer|reset by peer|remote process exited)',
+        pattern='(Jax|Xla)RuntimeError: .*(closed by peer|reset by peer|remote process exited)',
         line='another host ended or cannot be reached ({first_line}): look at what the other hosts '
              'printed; started again, a run goes on from its last checkpoint',
         status=1),

@@ -53,7 +53,8 @@ def damaged(**content):
     (b'\x93' * 10_000, 'is not a complete Flax file'),
     ((RECORDED / MODELS[0] / FILE).read_bytes()[:5000], 'is not a complete Flax file'),
     (b'\x05', 'holds no parameters'),
-    (b'\x81\x05\x06', 'the name 5, which is no text'),
+    # Older versions of flax refuse such a name themselves.
+    (b'\x81\x05\x06', 'the name 5, which is no text|is not a complete Flax file'),
     (damaged(bert={'kernel': 3}), 'bert/kernel is not an array'),
     (damaged(bert={'kernel': np.zeros(3, np.int32)}), 'bert/kernel is of type int32'),
     (damaged(a={'__msgpack_chunked_array__': True, 'shape': {}}), 'is not a complete Flax file'),

@@ -29,6 +29,8 @@ GCSFS_ERROR = type('HttpError', (Exception,), {'__module__': 'gcsfs.retry'})
     (ValueError("PERMISSION_DENIED: Failed to open [os_error_code='13']"), 2, 'the rights to it'),
     (JaxRuntimeError('UNKNOWN: Gloo all-reduce failed: [x.cc:5] Connection closed by peer [::1]:8'),
      1, 'another host ended or cannot be reached (UNKNOWN: Gloo'),
+    (type('XlaRuntimeError', (RuntimeError,), {})('UNKNOWN: [x.cc:5] Connection reset by peer'),
+     1, 'another host ended or cannot be reached (UNKNOWN: [x'),
     (SaveFailed('the checkpoint of step 7 cannot be saved: why'), 1, 'of step 7 cannot be saved'),
     (Unavailable('gs://x cannot be reached'), 1, 'gs://x cannot be reached'),
     (ValueError('7 is no rate'), 1, 'this may be a fault of bert_jax'),
