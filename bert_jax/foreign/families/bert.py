@@ -15,7 +15,7 @@ _PREDICTIONS = {
 }
 _SEQ_RELATIONSHIP = {'cls/seq_relationship': 'cls.seq_relationship'}
 _CLASSIFIER = {'classifier': 'classifier'}
-# What layers have. transformers' tanh variants all compute the same function.
+# Activations of layers. transformers' tanh variants of gelu all compute the same function.
 ACTS = {
     'gelu': 'gelu_erf',
     'gelu_python': 'gelu_erf',
@@ -43,7 +43,7 @@ SPELLINGS = {
     'attention_dropout': Spelling('attention_probs_dropout_prob'),
     'classifier_dropout': Spelling('classifier_dropout'),
 }
-# Fields with which transformers computes something else.
+# Fields of most families that change what transformers computes, with the value that can be read.
 ONLY = {
     'position_embedding_type': 'absolute',
     'is_decoder': False,
@@ -53,7 +53,7 @@ DEFAULTS = {'hidden_act': 'gelu', 'hidden_dropout_prob': 0.1}
 
 
 def layers_of_bert(prefix: str) -> Names:
-    """The names of embeddings and layers in models that have BERT's after a prefix."""
+    """The names of embeddings and layers in models that name them as BERT does, after a prefix."""
     layer = prefix + 'encoder.layer.{i}'
     return {
         'bert/embeddings/word_embeddings': f'{prefix}embeddings.word_embeddings.weight',

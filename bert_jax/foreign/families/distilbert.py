@@ -1,4 +1,4 @@
-"""DistilBERT (Sanh et al., 2019): no segments, and a classifier of its own."""
+"""DistilBERT (Sanh et al., 2019): no segment types, and a dense layer with relu as its pooler."""
 
 from bert_jax.config.bert_config import Spelling
 from bert_jax.foreign.families.bert import ACTS

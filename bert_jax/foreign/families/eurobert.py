@@ -1,4 +1,4 @@
-"""EuroBERT (Boizard et al., 2025): RMSNorm, SwiGLU, grouped queries, an output layer of its own."""
+"""EuroBERT (Boizard et al., 2025): RMSNorm, SwiGLU, grouped queries, an untied output layer."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -40,7 +40,7 @@ ONLY = {
 
 
 def kernels_of_llama(prefix: str) -> Names:
-    """The names of the layers' matrices in models that have Llama's after a prefix."""
+    """The names of the layers' matrices in models that name them as Llama does, after a prefix."""
     layer = prefix + 'layers.{i}'
     query, key, value = (f'{layer}.self_attn.{part}_proj' for part in 'qkv')
     return {
@@ -55,7 +55,7 @@ def kernels_of_llama(prefix: str) -> Names:
 
 
 def layers_of_llama(prefix: str) -> Names:
-    """The names of embeddings and layers in models that have Llama's after a prefix."""
+    """The names of embeddings and layers in models that name them as Llama does."""
     layer = prefix + 'layers.{i}'
     return {
         'bert/embeddings/word_embeddings': f'{prefix}embed_tokens.weight',
@@ -93,7 +93,7 @@ def _options_of(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
 
 
 def _fields_of(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `_options_of`, and those that all models have."""
+    """The fields of `_options_of`, and those that are the same in all models."""
     return {**ONLY, **fields_of_heads(model), **fields_of_rotary(model)}
 
 

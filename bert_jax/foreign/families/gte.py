@@ -38,7 +38,7 @@ def _options_of(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
 
 
 def _without_ntk(config: Mapping[str, Any], where: Path) -> Mapping[str, Any]:
-    """The fields with linear scaling for that of `new`, which comes to the same.
+    """The fields, with linear scaling in place of the 'ntk' of `new`, which computes the same.
 
     There, 'ntk' multiplies the base by the factor s, and divides the angle of all D dims by
     s^(2 / D).
@@ -87,7 +87,7 @@ GTE = Family(
         'type_vocab_size': Spelling('type_vocab_size'),
     },
     options={'positions': 'rotary', 'gated': True, 'layer_biases': 'not_intermediate'},
-    # Fields of `new`.
+    # Fields that only the makers' own code (`new`) has.
     only={
         'layer_norm_type': 'layer_norm',
         'logn_attention_scale': False,

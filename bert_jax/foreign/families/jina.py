@@ -57,7 +57,7 @@ JINA = Family(
     tied=TIED,
     spellings=SPELLINGS,
     options={'positions': 'rotary'},
-    # The rotary ones are of their makers' code.
+    # The last two are fields of the makers' own code.
     only={
         'is_decoder': False,
         'add_cross_attention': False,

@@ -19,7 +19,7 @@ from bert_jax.runtime.files import Path
 _LAYER = 'model.layers.{i}'
 _HEAD = {'bert/pooler/dense': 'head.dense', 'bert/pooler/LayerNorm': 'head.norm'}
 _CLASSIFIER = {'classifier': 'classifier'}
-# Of the head's dense layer, whatever the layers have.
+# Activations of the head's dense layer, which may be another than that of the layers.
 _HEAD_ACTS = {**ACTS, 'tanh': 'tanh'}
 _BIASES = ('attention_bias', 'mlp_bias', 'norm_bias', 'classifier_bias')
 _GLOBAL = 'full_attention'
@@ -55,14 +55,14 @@ def _options_of(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
 
 
 def _window(config: Mapping[str, Any], where: Path) -> int:
-    """The tokens of a local layer's window, of which `sliding_window`, which counts, is half."""
+    """The tokens of a local layer's window: twice `sliding_window`, or else `local_attention`."""
     if 'sliding_window' in config:
         return 2 * int(value_in(config, 'sliding_window', SIZE, where))
     return int(value_in(config, 'local_attention', SIZE, where))
 
 
 def _global_every(config: Mapping[str, Any], where: Path) -> int:
-    """Of how many layers one is global; 1: all are.
+    """How many layers there are to each global one; 1: all are global.
 
     transformers 5 lists the layers' kinds, version 4 has the number.
 

@@ -56,7 +56,7 @@ NOMIC_BERT = Family(
     },
     spellings={**SPELLINGS, 'hidden_act': Spelling('hidden_act', ACTS_OF_GATED)},
     options={'positions': 'rotary', 'gated': True, 'layer_biases': 'none'},
-    # Those that transformers lacks are of the files of version 1.5 and before.
+    # Most of these fields are only in the files of version 1.5 and before; transformers lacks them.
     only={
         'activation_function': 'swiglu',
         'causal': False,

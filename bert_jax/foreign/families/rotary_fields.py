@@ -1,4 +1,4 @@
-"""How config.json states rotary positions, and the dims of heads that they turn."""
+"""How config.json states rotary positions, and the head dims that they rotate."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,8 +12,8 @@ from bert_jax.runtime.files import Path
 def rotary_in(config: Mapping[str, Any], where: Path) -> dict[str, float]:
     """`rotary_base` and `rotary_factor`, from the fields of transformers 5 or of version 4.
 
-    Version 4 has `rope_scaling` and `rope_theta`; where a file has both, transformers 5 goes by
-    these.
+    Version 4 has `rope_scaling` and `rope_theta`. If a file has `rope_parameters`, too,
+    `rope_scaling` counts, as in transformers 5.
 
     Raises:
       InputError: the positions are scaled by length, or turn only some of a head's dims.
@@ -29,7 +29,7 @@ def rotary_in(config: Mapping[str, Any], where: Path) -> dict[str, float]:
 
 
 def _key_of_type(parameters: Mapping[str, Any]) -> str:
-    """The field with the kind of positions, which is another in older files."""
+    """The name of the field with the kind of positions; older files have another name."""
     return 'rope_type' if 'rope_type' in parameters else 'type'
 
 
@@ -78,7 +78,7 @@ def check_head_dim(
 
 
 def fields_of_rotary(model: Mapping[str, Any]) -> dict[str, Any]:
-    """`rope_parameters`, which all layers have."""
+    """`rope_parameters`, where all layers have the same rotary positions."""
     parameters = {'rope_type': 'default', 'rope_theta': model['rotary_base']}
     if model['rotary_factor'] != 1:
         parameters |= {'rope_type': 'linear', 'factor': model['rotary_factor']}
