@@ -36,7 +36,6 @@ def shared_steps() -> Iterator[None]:
     make_eval_step = step.make_eval_step
     make_init = step.make_init
     module_of = command_line._module
-    open_engine = Engine.__init__
 
     def shared_module(code: types.CodeType, path: str) -> Any:
         module = _made(('config file', path, code), module_of, code, path)
@@ -59,6 +58,20 @@ def shared_steps() -> Iterator[None]:
         key = ('init', make_init, head, optimizer, mesh)
         return _made(key, make_init, head, optimizer, mesh)
 
+    with (mock.patch.object(program, '_optimizer_maker', shared_optimizer_maker),
+          mock.patch.object(step, 'make_train_step', shared_train_step),
+          mock.patch.object(step, 'make_eval_step', shared_eval_step),
+          mock.patch.object(step, 'make_init', shared_init),
+          mock.patch.object(command_line, '_module', shared_module),
+          shared_outputs()):
+        yield
+
+
+@contextlib.contextmanager
+def shared_outputs() -> Iterator[None]:
+    """Compiles what loaded models compute once for all models whose heads are equal."""
+    open_engine = Engine.__init__
+
     def shared_engine(engine: Engine, *args: Any, **options: Any) -> None:
         open_engine(engine, *args, **options)
         compiled = engine._compiled
@@ -70,12 +83,7 @@ def shared_steps() -> Iterator[None]:
 
         engine._compiled = shared_function
 
-    with (mock.patch.object(program, '_optimizer_maker', shared_optimizer_maker),
-          mock.patch.object(step, 'make_train_step', shared_train_step),
-          mock.patch.object(step, 'make_eval_step', shared_eval_step),
-          mock.patch.object(step, 'make_init', shared_init),
-          mock.patch.object(command_line, '_module', shared_module),
-          mock.patch.object(Engine, '__init__', shared_engine)):
+    with mock.patch.object(Engine, '__init__', shared_engine):
         yield
 
 

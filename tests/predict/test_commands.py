@@ -42,18 +42,18 @@ def test_predicted_words_in_their_places(model):
 
 def test_long_prompts_are_windowed_around_each_mask(model):
     words = ['red', 'cat', 'dog', 'the', 'sees'] * 20
-    long = [*words[:70], '[MASK]', *words[70:80], '[MASK]']
-    with pytest.warns(UserWarning, match=f'text 1 has 82 tokens, the model takes {LIMIT}'):
+    long = [*words[:70], '[MASK]', *words[:40], '[MASK]']
+    with pytest.warns(UserWarning, match=f'text 1 has 112 tokens, the model takes {LIMIT}'):
         (result,) = model.fill_mask([' '.join(long)], top_k=3)
     half = LIMIT // 2
     around_first = long[70 - half : 70 + half]
     around_last = long[-LIMIT:]
     alone = model.fill_mask([' '.join(around_first), ' '.join(around_last)], top_k=3)
-    expected = [alone[0]['predictions'][0], alone[1]['predictions'][-1]]
+    expected = [alone[0]['predictions'], alone[1]['predictions'][-1]]
     for ours, theirs in zip(result['predictions'], expected, strict=True):
         assert [p['token'] for p in ours] == [p['token'] for p in theirs]
         np.testing.assert_allclose(
-            [p['probability'] for p in ours], [p['probability'] for p in theirs], rtol=1e-3)
+            [p['probability'] for p in ours], [p['probability'] for p in theirs], rtol=1e-4)
 
 
 @pytest.mark.parametrize('num', [1, 7, 60])
@@ -78,11 +78,11 @@ def test_score_is_the_sum_over_words_masked_in_turn(model, num):
 
 def test_features_of_many_texts_in_their_order(model):
     texts = tiny.random_texts(100)
-    together = model.features(texts, layers=(-1, -2, -4))
+    together = model.features(texts, layers=(-1, -2, -3))
     vectors = model.vectors(texts)
     cls = model.vectors(texts, pool='cls', layer=-2)
     for i in (0, 7, 99):
-        (alone,) = model.features([texts[i]], layers=(-1, -2, -4))
+        (alone,) = model.features([texts[i]], layers=(-1, -2, -3))
         tokens = ['[CLS]', *model.tokenizer.tokenize(texts[i]), '[SEP]']
         assert together[i]['tokens'] == alone['tokens'] == tokens
         assert together[i]['values'].shape == (len(tokens), 3, tiny.SIZES['hidden_size'])

@@ -25,9 +25,11 @@ WORDS = ('red', 'green', 'blue', 'cat', 'dog', 'bird', 'sees', 'likes', 'the', '
          '.', ',', '?')
 VOCAB = (*SPECIAL_TOKENS, *WORDS)
 SIZES = vars(BertConfig(
-    vocab_size=len(VOCAB), num_layers=3, hidden_size=32, num_heads=4, intermediate_size=64,
+    vocab_size=len(VOCAB), num_layers=2, hidden_size=32, num_heads=4, intermediate_size=64,
     max_position_embeddings=48, initializer_range=0.2,
 ))
+# Rows of the table of random models, whatever their tokenizer, so that they share what is compiled.
+NUM_ROWS = 512
 
 
 @functools.cache
@@ -38,7 +40,7 @@ def recorded(name: str) -> tuple[Model, dict[str, np.ndarray]]:
 
 
 def pretraining_weights(
-    folder: Path, tokens: Sequence[str] = VOCAB, file_name: str = 'vocab.txt', num_layers: int = 3
+    folder: Path, tokens: Sequence[str] = VOCAB, file_name: str = 'vocab.txt', num_layers: int = 2
 ) -> Weights:
     """Random weights with both pre-training heads; every parameter is nontrivial."""
     vocab_file = folder / file_name
@@ -56,14 +58,17 @@ def pretraining_weights(
 
 def random_model(vocab_file: Path, head: str, labels: tuple[str, ...] = ()) -> Model:
     """A model with random weights, a head and a cased tokenizer of any kind; 64 positions."""
-    vocab_size = len(load_tokenizer(vocab_file, lowercase=False).vocab)
-    sizes = {**SIZES, 'num_layers': 1, 'max_position_embeddings': 64, 'vocab_size': vocab_size}
+    num_tokens = len(load_tokenizer(vocab_file, lowercase=False).vocab)
+    sizes = {**SIZES, 'num_layers': 1, 'max_position_embeddings': 64, 'vocab_size': NUM_ROWS}
     made = HEADS[head].of_model(ModelConfig(**sizes), len(labels) or 1, {})
     shapes = nn.meta.unbox(jax.eval_shape(made.init, jax.random.key(0)))
     rng = np.random.default_rng(0)
     tree = jax.tree.map(lambda x: rng.normal(0, 0.3, x.shape).astype(np.float32), shapes)
+    params = from_tree(tree, NUM_ROWS)
+    if head == 'pretraining':  # rows without a token are not likely
+        params['cls/predictions/output_bias'][num_tokens:] = -100.0
     weights = Weights(
-        params=from_tree(tree, vocab_size), model=sizes, head=head, labels=labels,
+        params=params, model=sizes, head=head, labels=labels,
         vocab_file=vocab_file, lowercase=False, unused=(), source='a tiny model')
     return Model(weights, devices=jax.devices()[:1])
 

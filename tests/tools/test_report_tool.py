@@ -63,7 +63,7 @@ def runs(tmp_path_factory):
     `whole` is finished; `killed` has another seed and no checkpoint yet; `bare` has no record yet.
     """
     folder = tmp_path_factory.mktemp('runs')
-    weights = tiny.pretraining_weights(folder)
+    weights = tiny.pretraining_weights(folder, num_layers=3)
     for name, steps, seed in (('whole', 8, 0), ('killed', 5, 1), ('bare', 0, 2)):
         run = folder / name
         write_run(run, weights)
