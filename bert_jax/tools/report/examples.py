@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from bert_jax.model.encoder import Bert, kept_probabilities
@@ -97,9 +98,14 @@ def attention(model: Model, text: str) -> tuple[list[str], np.ndarray]:
     config = dataclasses.replace(model.config, attention='xla', layout=Layout())
     row = sequences.ids[None]
     types = sequences.types[None].astype(np.int32)
-    _, kept = Bert(config, pooled=False).apply(
-        {'params': model.params['bert']}, row, np.ones_like(row), types, mutable=['intermediates'])
-    probabilities = [x[0] for x in kept_probabilities(kept['intermediates'], config)]
+
+    @jax.jit
+    def probabilities_of(params: Any) -> list[jax.Array]:
+        _, kept = Bert(config, pooled=False).apply(
+            {'params': params}, row, np.ones_like(row), types, mutable=['intermediates'])
+        return kept_probabilities(kept['intermediates'], config)
+
+    probabilities = [x[0] for x in probabilities_of(model.params['bert'])]
     tokens = [name_of(model.tokenizer, i) for i in ids]
     return tokens, np.stack(probabilities).astype(np.float32)
 
