@@ -67,8 +67,8 @@ class BertRun:
     layout_stayed: list[bool]
 
 
-def small_bert(mesh, options):
-    return Pretraining(dataclasses.replace(ModelConfig(
+def small_bert(mesh):
+    return Pretraining(ModelConfig(
         vocab_size=300,
         num_layers=1,
         hidden_size=32,
@@ -77,13 +77,15 @@ def small_bert(mesh, options):
         max_position_embeddings=LENGTH,
         hidden_dropout=0.2,
         attention_dropout=0.2,
+        pooler_norm=True,
+        pooler_dropout=0.1,
         layout=Layout(mesh),
-    ), **options))
+    ))
 
 
-def run_bert(axes, accumulation_steps, **options):
+def run_bert(axes, accumulation_steps):
     on = mesh(*axes)
-    head = small_bert(on, options)
+    head = small_bert(on)
     schedule = make_schedule([ScheduleSegment(0, 20, 1e-3, 2)])
     optimizer = make_optimizer(
         OptimizerOptions('bert_adamw'), schedule, steps.parameters_of(head))
@@ -119,9 +121,8 @@ def alone():
 
 
 @pytest.fixture(scope='module', params=[
-    pytest.param(((8, 1, 1), 2), id='8x1x1 in 2'),
     pytest.param(((4, 1, 2), 4), id='4x1x2 in 4'),
-    pytest.param(((2, 4, 1), 1), id='2x4x1 in 1'),
+    pytest.param(((4, 2, 1), 2), id='4x2x1 in 2'),
 ])
 def other(request):
     """The run on a mesh of eight devices, with a number of accumulation steps."""
@@ -132,7 +133,7 @@ def other(request):
 def test_any_mesh_starts_alike():
     def initial(axes):
         on = mesh(*axes)
-        return jax.device_get(steps.make_init(small_bert(on, {}), optax.sgd(0.1), on)(0).params)
+        return jax.device_get(steps.make_init(small_bert(on), optax.sgd(0.1), on)(0).params)
 
     assert_close(initial((2, 2, 2)), initial((1, 1, 1)), atol=2e-7)
 
@@ -145,17 +146,6 @@ def test_any_mesh_and_any_number_of_parts_train_alike_with_dropout_on(alone, oth
     assert_close(found, expected, atol=1e-4)
     errors = jax.tree.map(lambda x, y: np.abs(x - y).mean(), found, expected)
     assert max(jax.tree.leaves(errors)) < 2e-6
-
-
-def test_a_model_with_the_options_of_modernbert_and_electra_trains_alike_on_any_mesh():
-    options = {
-        'pre_norm': True, 'gated': True, 'biases': False, 'positions': 'rotary',
-        'type_vocab_size': 0, 'num_layers': 2, 'local_attention': 6, 'global_every': 2,
-        'embedding_size': 16,
-        'pooler_norm': True, 'pooler_dropout': 0.1}
-    alone, split = (run_bert(axes, 1, **options) for axes in ((1, 1, 1), (2, 2, 2)))
-    assert_close(split.metrics, alone.metrics, rtol=2e-5)
-    assert_close(jax.device_get(split.params), jax.device_get(alone.params), atol=1e-4)
 
 
 def test_each_device_has_an_eighth_of_a_table_and_of_a_matrix(other):

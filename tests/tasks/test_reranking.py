@@ -233,8 +233,7 @@ def gradient(loss, num_devices, parts):
 def test_groups_stay_whole_on_many_devices_and_in_parts(loss):
     whole = gradient(loss, 1, 1)
     assert max(np.abs(x).max() for x in jax.tree.leaves(whole[0])) > 1e-3
-    for num_devices, parts in ((1, 4), (8, 2)):
-        assert_close(gradient(loss, num_devices, parts), whole, rtol=1e-5, atol=1e-6)
+    assert_close(gradient(loss, 8, 2), whole, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize('loss', LOSSES)
