@@ -9,7 +9,6 @@ import functools
 import http.server
 import io
 import json
-import os
 import random
 import re
 import shlex
@@ -23,7 +22,7 @@ import pytest
 
 from tests import small_hindi
 from tests.conftest import ROOT, xla_flags
-from tests.programs import python
+from tests.programs import run_modules
 from tests.stand_in_hub import Hub, serving
 
 pytestmark = pytest.mark.slow
@@ -55,23 +54,6 @@ ADDED = {
     'main --config=configs/tagging.py': SHORT,
     'main --config=configs/classification.py': SHORT,
 }
-# Runs modules one after another in one process, which share what they compute with, and prints what
-# a step of the page printed.
-RUNNER = """
-import json, runpy, sys
-from bert_jax.runtime import connecting
-from tests.shared_steps import shared_steps
-connecting.connect = lambda: None  # jax lets a process join others only once
-with shared_steps():
-    for module, *arguments in json.load(sys.stdin):
-        print('###', module, *arguments, flush=True)
-        sys.argv = [module, *arguments]
-        try:
-            runpy.run_module(module, run_name='__main__', alter_sys=True)
-        except SystemExit as ended:
-            if ended.code:
-                sys.exit(ended.code)
-"""
 
 
 def blocks():
@@ -185,15 +167,6 @@ def with_added(words):
     return arguments
 
 
-def run(arguments, folder, environment):
-    """Runs modules, each with its arguments, in one process; gives what each printed."""
-    done = subprocess.run(
-        [*python(), '-c', RUNNER], cwd=folder, input=json.dumps(arguments),
-        env=environment, capture_output=True, encoding='utf-8', timeout=900)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return done.stdout.split('### ')[1:]
-
-
 @pytest.fixture(scope='module')
 def page(servers, tmp_path_factory):
     """A folder with the files of the page and the dump, and the environment of its commands."""
@@ -207,16 +180,14 @@ def page(servers, tmp_path_factory):
         pytest.skip('the page downloads with curl, which is not installed')
     subprocess.run([word.replace(WIKIPEDIA, address) for word in download], cwd=folder, check=True,
                    capture_output=True)
-    return folder, os.environ | environment | {
-        'PYTHONPATH': os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')]),
-        'XLA_FLAGS': xla_flags(1)}
+    return folder, environment | {'XLA_FLAGS': xla_flags(1)}
 
 
 def test_the_page_from_text_to_hub(page):
     folder, environment = page
     wanted = [with_added(words) for words in commands() if words[0] == 'python']
     wanted = [words for words in wanted if words[0] != 'bert_jax.tools.preflight']
-    said = run(wanted, folder, environment)
+    said = run_modules(wanted, folder, environment)
     of = {name: [text for text in said if text.startswith(f'bert_jax.{name} ')]
           for name in ('tools.look', 'tools.prepare', 'main', 'evaluate', 'predict', 'convert')}
 
@@ -249,5 +220,5 @@ def test_the_preflight_of_the_page(page):
     folder, environment = page
     (words,) = [words for words in commands() if 'bert_jax.tools.preflight' in words]
     smaller = [word.replace(',v5e:4x4', '') for word in words]
-    (said,) = run([[*with_added(smaller), *TINY_MODEL]], folder, environment)
+    (said,) = run_modules([[*with_added(smaller), *TINY_MODEL]], folder, environment)
     assert re.search(r'v5e:2x2: fits, .* (hours|minutes), .* chip-hours, \$', said)

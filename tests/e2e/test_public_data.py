@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from bert_jax import convert
-from tests.conftest import xla_flags
-from tests.programs import run_program
+from tests.conftest import ROOT, xla_flags
+from tests.programs import run_modules, run_program
 from tests.stand_in_hub import Hub, serving
 from tests.tiny_runs import paragraph
 
@@ -100,12 +100,11 @@ class Home:
     folder: Path
     environment: dict[str, str]
 
-    def run(self, *arguments):
-        """What a command that must succeed printed, line by line."""
+    def run(self, *commands):
+        """What each of these commands printed, line by line; one process runs them."""
         cache = f'--config.data.dir={self.folder}/cache'
-        done = run_program('-m', *arguments, cache, **self.environment)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.splitlines()
+        said = run_modules([[*command, cache] for command in commands], ROOT, self.environment)
+        return [text.splitlines()[1:] for text in said]
 
 
 def result(lines):
@@ -132,8 +131,8 @@ def home(tmp_path_factory):
 def pretrained(home):
     """What pre-training on text by name printed; the hub then has the model as BERT-Base."""
     large = f'{home.folder}/large'
-    lines = home.run(
-        'bert_jax.main', '--config=configs/large_pretrain.py', *TINY, f'--workdir={large}')
+    (lines,) = home.run([
+        'bert_jax.main', '--config=configs/large_pretrain.py', *TINY, f'--workdir={large}'])
     exported = home.folder / 'bert'
     convert.main([large, str(exported), '--to', 'huggingface'])
     Hub.repositories['google-bert/bert-base-uncased'] = {
@@ -148,12 +147,11 @@ def test_text_comes_by_name(pretrained):
 @pytest.fixture(scope='module')
 def fine_tuned(home, pretrained):
     """What fine-tunings by name printed, by config; weights and data come by name."""
-    lines = {}
-    for config in ('glue.py:mrpc', 'squad.py:v1'):
-        lines[config] = home.run(
-            'bert_jax.main', f'--config=configs/{config}', '--config.debug=True',
-            f'--workdir={home.folder}/{config}')
-    return lines
+    configs = ('glue.py:mrpc', 'squad.py:v1')
+    commands = [
+        ['bert_jax.main', f'--config=configs/{config}', '--config.debug=True',
+         f'--workdir={home.folder}/{config}'] for config in configs]
+    return dict(zip(configs, home.run(*commands), strict=True))
 
 
 @pytest.mark.parametrize('config, score', [

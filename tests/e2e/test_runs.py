@@ -26,11 +26,19 @@ PHASES = (
     " {'steps': 10, 'max_seq_length': 128, 'max_predictions_per_seq': 20, 'packed_rows': 12,"
     "  'masked_lm_prob': 0.1})")
 LAST = 25
+# The program without curves, which take it a second.
+WITHOUT_CURVES = """
+import sys
+from bert_jax import main
+from bert_jax.watch import metrics_log
+metrics_log.curves = lambda *_: None
+main.main(sys.argv)
+"""
 
 
-def program(args, hosts=1, devices=1):
+def program(args, hosts=1, devices=1, draws=True):
     """Arguments of subprocess that run the program on `hosts` hosts of `devices` devices each."""
-    command = [*python(), '-m', 'bert_jax.main', *args]
+    command = [*python(), *(('-m', 'bert_jax.main') if draws else ('-c', WITHOUT_CURVES)), *args]
     if hosts > 1:
         command = [ROOT / 'launch' / 'local_hosts.sh', str(hosts), *command]
     return {
@@ -215,7 +223,7 @@ def test_a_run_in_a_bucket_has_its_files_and_its_newest_checkpoints(bucket_run):
 def test_sigterm_saves_and_says_so(tmp_path):
     args = (
         *TINY, '--config.task=synthetic', '--config.train.steps=100000', f'--workdir={tmp_path}')
-    process = subprocess.Popen(**program(args))
+    process = subprocess.Popen(**program(args, draws=False))
     wait_for_line(process, 'step      10')
     process.send_signal(signal.SIGTERM)
     _, error = process.communicate(timeout=600)
@@ -228,7 +236,7 @@ def test_sigterm_saves_and_says_so(tmp_path):
 def test_hosts_train_as_one_device(whole, tmp_path):
     both = run_main(
         *whole.args, '--config.mesh.fsdp=2', '--config.mesh.tensor=2', f'--workdir={tmp_path}',
-        hosts=2, devices=2)
+        hosts=2, devices=2, draws=False)
     assert result(both) == pytest.approx(result(whole.process), rel=1e-4)
     assert 'result {' not in both.stderr, 'only the first host prints one'
     np.testing.assert_allclose(losses(tmp_path), losses(whole.workdir), rtol=2e-5)
