@@ -482,19 +482,26 @@ def test_the_state_of_every_optimizer_of_optax_fits_a_mesh(name):
 @may_be_deprecated
 @every_optax_optimizer
 def test_updates_of_every_optimizer_of_optax_are_proportional_to_the_rate(name):
-    params = {'kernel': jnp.linspace(0.1, 1, 12).reshape(3, 4), 'bias': jnp.ones(3)}
-    gradients = [jax.tree.map(lambda x, s=step: jnp.sin(x * s), params) for step in (1, 2, 3)]
+    params = {'kernel': np.linspace(0.1, 1, 12, dtype=np.float32).reshape(3, 4),
+              'bias': np.ones(3, np.float32)}
+    gradients = {name: np.stack([np.sin(x * step) for step in (1, 2, 3)])
+                 for name, x in params.items()}
 
-    def third_updates(rate):
+    def third_updates(rate, params, gradients):
         schedule = optax.constant_schedule(rate)
         optimizer = optimizers.make_optimizer(options(name), schedule, declared(params))
-        moments = optimizer.init(params)
-        for grads in gradients:
-            updates, moments = optimizer.update(grads, moments, params)
-        return updates
 
-    half = third_updates(0.5)
-    whole = third_updates(1.0)
+        def update(moments, grads):
+            updates, moments = optimizer.update(grads, moments, params)
+            return moments, updates
+
+        _, updates = jax.lax.scan(update, optimizer.init(params), gradients)
+        return jax.tree.map(lambda x: x[-1], updates)
+
+    of_rates = jax.device_get(jit(jax.vmap(third_updates, in_axes=(0, None, None)))(
+        np.array([0.5, 1.0], np.float32), params, gradients))
+    half = jax.tree.map(lambda x: x[0], of_rates)
+    whole = jax.tree.map(lambda x: x[1], of_rates)
     assert_close(jax.tree.map(lambda x: 2 * x, half), whole, rtol=1e-5)
     assert_finite_and_not_zero(half)
     assert_finite_and_not_zero(whole)
