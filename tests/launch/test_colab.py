@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -83,21 +84,32 @@ def clone(tmp_path):
 
 @pytest.fixture
 def packages(tmp_path, monkeypatch):
-    """The site-packages of the kernel's virtual environment, on top of the interpreter's packages.
+    """The site-packages into which the notebook installs, above those of the interpreter.
 
-    What the notebook installs goes there, and is not downloaded.
+    What it installs is not downloaded. The kernel and its programs are forks of the tests' server,
+    which has imported jax and TensorFlow; with BERT_JAX_COLAB_PYTHON they are that interpreter.
     """
-    python = os.environ.get('BERT_JAX_COLAB_PYTHON', sys.executable)
-    below = subprocess.check_output(
-        [python, '-c', 'import sysconfig; print(sysconfig.get_path("purelib"))'], text=True)
-    venv = tmp_path / 'venv'
-    subprocess.run([python, '-m', 'venv', '--without-pip', venv], check=True)
-    packages = next(venv.glob('lib/python3*/site-packages'))
-    (packages / 'below.pth').write_text(below)
-    monkeypatch.setattr(sys, 'executable', str(venv / 'bin/python'))  # a kernel starts with it
+    prefix = tmp_path / 'prefix'
+    interpreter = os.environ.get('BERT_JAX_COLAB_PYTHON')
+    if interpreter:
+        subprocess.run([interpreter, '-m', 'venv', '--without-pip', prefix], check=True)
+        packages = next(prefix.glob('lib/python3*/site-packages'))
+        below = subprocess.check_output(
+            [interpreter, '-c', 'import sysconfig; print(sysconfig.get_path("purelib"))'],
+            text=True)
+        (packages / 'below.pth').write_text(below)
+    else:
+        packages = Path(sysconfig.get_path('purelib', 'posix_prefix', {'base': str(prefix)}))
+        monkeypatch.setenv('PIP_PREFIX', str(prefix))
+        (prefix / 'bin').mkdir(parents=True)
+        program = prefix / 'bin' / 'python'
+        # A kernel's own variable, which would make them ordinary processes.
+        program.write_text(f'#!/bin/sh\nunset MPLBACKEND\nexec {shlex.join(python())} "$@"\n')
+        program.chmod(0o755)
+    monkeypatch.setattr(sys, 'executable', str(prefix / 'bin' / 'python'))  # the kernel's
     monkeypatch.setenv('HOME', str(tmp_path))
     monkeypatch.setenv('XLA_FLAGS', xla_flags(1))
-    monkeypatch.setenv('PATH', f"{venv / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv('PATH', f"{prefix / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setenv('PIP_NO_INDEX', '1')
     # In pip, 0 turns isolation off: no build tools are fetched.
     monkeypatch.setenv('PIP_NO_BUILD_ISOLATION', '0')
@@ -125,20 +137,7 @@ def set_parameters(notebook, **values):
     notebook.cells.insert(parameters + 1, nbformat.v4.new_code_cell('\n'.join(lines)))
 
 
-@pytest.fixture
-def forks(tmp_path, monkeypatch):
-    """Programs of the notebook are forks of the tests' server, with the interpreter's packages."""
-    if 'BERT_JAX_COLAB_PYTHON' in os.environ:
-        return
-    (tmp_path / 'bin').mkdir()
-    program = tmp_path / 'bin' / 'python'
-    # A kernel's own variable, which would make them ordinary processes.
-    program.write_text(f'#!/bin/sh\nunset MPLBACKEND\nexec {shlex.join(python())} "$@"\n')
-    program.chmod(0o755)
-    monkeypatch.setenv('PATH', f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-
-
-def test_the_notebook_runs_from_top_to_bottom(notebook, clone, packages, forks, tmp_path):
+def test_the_notebook_runs_from_top_to_bottom(notebook, clone, packages, tmp_path):
     nbclient = pytest.importorskip('nbclient')
     pytest.importorskip('tensorflow_text')
     set_parameters(notebook, SOURCE=str(tmp_path / 'text.txt'), DATA=str(tmp_path),
@@ -168,7 +167,7 @@ def test_the_notebook_runs_from_top_to_bottom(notebook, clone, packages, forks, 
 
 
 def test_pretraining_runs_on_kaggle_s_eight_devices(
-    monkeypatch, notebook, clone, packages, forks, tmp_path
+    monkeypatch, notebook, clone, packages, tmp_path
 ):
     """From a data set with the repository, which is read-only; Kaggle's Dockerfile sets the rest.
 
