@@ -8,12 +8,14 @@ import contextlib
 import dataclasses
 import io
 import json
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 from bert_jax import run_setup
 from bert_jax.config.command_line import parse_command
 from bert_jax.evaluate import main as evaluate_main
+from bert_jax.runtime.errors import Stopped
 from bert_jax.runtime.files import as_path
 from bert_jax.tasks.opening import SHIPPED, TASKS
 from bert_jax.train import experiment
@@ -41,16 +43,39 @@ def run(config, *args, workdir, stop_at=None, devices=one_device):
       workdir: the run directory.
       stop_at: the step at which the run is told to stop.
       devices: a context in which jax shows the devices to use.
+
+    Raises:
+      Stopped: at `stop_at`.
     """
     said = io.StringIO()
+    result = _run(config, args, workdir, lambda step: step == stop_at, devices, said)
+    return Ended(result, said.getvalue())
+
+
+def run_first_steps(config, *args, workdir, num_steps):
+    """What a run said that was stopped after so many steps.
+
+    A run of so many steps would have a schedule, and so a train step to compile, of its own.
+    """
+    said = io.StringIO()
+    with contextlib.suppress(Stopped):
+        _run(config, args, workdir, lambda step: step == num_steps, one_device, said)
+        raise AssertionError('it was not stopped')
+    return said.getvalue()
+
+
+def _run(
+    config: str, args: tuple[str, ...], workdir: Any, should_stop: Callable[[int], bool],
+    devices: Callable[[], Any], said: io.StringIO,
+) -> dict[str, float]:
+    """The result of a run."""
     no_curves = mock.patch.object(metrics_log, 'curves', lambda *_: None)
     with (mock.patch.dict(TASKS), contextlib.redirect_stdout(said),
           contextlib.redirect_stderr(said), devices(), no_curves, shared_steps()):
         config, _ = parse_command(['run', f'--config={ROOT / "configs" / config}', *args], '')
         validate(config)
         program = run_setup.open_run(config, [as_path(workdir)])
-        result = experiment.train_run(program, as_path(workdir), lambda step: step == stop_at)
-    return Ended(result, said.getvalue())
+        return experiment.train_run(program, as_path(workdir), should_stop)
 
 
 def evaluate(*args, workdir):

@@ -18,7 +18,7 @@ from bert_jax.run.model import write_run
 from bert_jax.runtime.errors import Stopped
 from bert_jax.text.vocab import SPECIAL_TOKENS
 from bert_jax.weights.adapters import AdapterWeights
-from tests.in_process import evaluate, run
+from tests.in_process import evaluate, run, run_first_steps
 from tests.predict.tiny import pretraining_weights
 from tests.refusals import refused
 from tests.shared_steps import shared_steps
@@ -30,12 +30,15 @@ DORA = ('--config.adapter.kind=dora', '--config.adapter.rank=2', '--config.adapt
         '--config.adapter.targets=attention')
 
 
-def fine_tune(glue, start, *flags, workdir, stop_at=None):
-    return run(
+def flags_of(glue, start):
+    return (
         'glue.py:cola', f'--config.init_checkpoint={start}', f'--config.data.source={glue}',
         '--config.data.max_seq_length=32', '--config.train.batch_size=8',
-        '--config.train.log_every=4', '--config.optimizer.learning_rate=1e-2', *flags,
-        workdir=workdir, stop_at=stop_at)
+        '--config.train.log_every=4', '--config.optimizer.learning_rate=1e-2')
+
+
+def fine_tune(glue, start, *flags, workdir, stop_at=None):
+    return run(*flags_of(glue, start), *flags, workdir=workdir, stop_at=stop_at)
 
 
 @dataclasses.dataclass
@@ -110,9 +113,9 @@ def test_a_run_does_not_go_on_with_another_adapter(tuned, tmp_path):
     (DORA, 'parameters from'), ((), 'is in the weights now')],
     ids=['the same', 'none'])
 def test_a_run_that_starts_from_one_with_an_adapter(tuned, tmp_path, flags, said):
-    ended = fine_tune(tuned.glue, tuned.workdir, *flags, '--config.train.steps=1',
-                      workdir=tmp_path)
-    assert said in ended.said and 'starts fresh' not in ended.said
+    found = run_first_steps(
+        *flags_of(tuned.glue, tuned.workdir), *flags, workdir=tmp_path, num_steps=1)
+    assert said in found and 'starts fresh' not in found
 
 
 def test_an_adapter_without_a_model_is_refused(tmp_path):
@@ -189,8 +192,8 @@ def test_peft_has_no_bitfit(tuned, tmp_path):
 
 def test_bitfit_changes_biases_alone_and_needs_no_merging(tuned, tmp_path):
     workdir = tmp_path / 'run'
-    fine_tune(tuned.glue, tuned.start, '--config.adapter.kind=bitfit', '--config.train.steps=2',
-              workdir=workdir)
+    run_first_steps(*flags_of(tuned.glue, tuned.start), '--config.adapter.kind=bitfit',
+                    workdir=workdir, num_steps=2)
     convert.main([str(workdir), str(tmp_path / 'hf'), '--to', 'huggingface'])
     before, after = load_weights(tuned.start).params, load_weights(tmp_path / 'hf').params
     changed = {name for name, x in before.items()
@@ -199,7 +202,7 @@ def test_bitfit_changes_biases_alone_and_needs_no_merging(tuned, tmp_path):
 
 
 def test_an_adapter_of_an_adapter_s_run_stands_beside_the_first_model(tuned, tmp_path):
-    fine_tune(tuned.glue, tuned.workdir, *DORA, '--config.train.steps=1', workdir=tmp_path)
+    run_first_steps(*flags_of(tuned.glue, tuned.workdir), *DORA, workdir=tmp_path, num_steps=1)
     assert load_weights(tmp_path, keep_adapter=True).adapter.base == str(tuned.start)
     adapter = converted(tuned, tmp_path / 'adapter', '--to', 'peft')
     going_on = tmp_path / 'going on'
@@ -217,7 +220,8 @@ def test_an_adapter_of_an_adapter_s_run_stands_beside_the_first_model(tuned, tmp
     ('--config.adapter.kind=bitfit',), ('--config.optimizer.frozen=bert/',), DORA],
     ids=['biases', 'the head', 'an adapter'])
 def test_what_a_run_trained_is_read_beside_the_model_it_started_from(tuned, tmp_path, flags):
-    fine_tune(tuned.glue, tuned.start, *flags, '--config.train.steps=2', workdir=tmp_path / 'run')
+    run_first_steps(
+        *flags_of(tuned.glue, tuned.start), *flags, workdir=tmp_path / 'run', num_steps=2)
     texts = [' '.join(WORDS[i : i + 5]) for i in range(0, 100, 9)]
     with one_device(), shared_steps():
         beside = load(tuned.start, adapter=tmp_path / 'run')

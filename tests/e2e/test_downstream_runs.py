@@ -30,12 +30,12 @@ from bert_jax.runtime.errors import InputError, Stopped
 from bert_jax.tasks.squad_scores import NEVER_ANSWER
 from bert_jax.train import compiling
 from tests.conftest import ROOT
-from tests.in_process import Ended, evaluate, run
+from tests.in_process import Ended, evaluate, run, run_first_steps
 from tests.predict.tiny import VOCAB, pretraining_weights, random_texts
 from tests.shared_steps import shared_steps
-from tests.tiny_runs import TINY, documents, one_device, sentence, write_cola
+from tests.tiny_runs import TINY, WORDS, documents, one_device, sentence, write_cola
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('kernels_of_numpy')]
 
 # All batches have one shape, so one program is compiled; the runs of GLUE are packed.
 LENGTH = '--config.data.max_seq_length=48'
@@ -91,10 +91,14 @@ class ColaRun:
         return max(steps)
 
 
+def on_cola(glue, start):
+    """The config and the flags of a fine-tuning on CoLA."""
+    return (
+        'glue.py:cola', f'--config.init_checkpoint={start}', f'--config.data.source={glue}', *SHORT)
+
+
 def fine_tune_on_cola(glue, start, *flags, workdir, stop_at=None):
-    return run(
-        'glue.py:cola', f'--config.init_checkpoint={start}', f'--config.data.source={glue}',
-        *SHORT, *flags, workdir=workdir, stop_at=stop_at)
+    return run(*on_cola(glue, start), *flags, workdir=workdir, stop_at=stop_at)
 
 
 @pytest.fixture(scope='module')
@@ -149,14 +153,14 @@ def test_a_fine_tuning_resumed_without_its_start_equals_an_uninterrupted_one(
 
 
 def test_a_run_records_the_step_of_the_best_model_that_it_starts_from(cola, tmp_path):
-    fine_tune_on_cola(cola.glue, cola.workdir, '--config.train.steps=1', workdir=tmp_path)
+    run_first_steps(*on_cola(cola.glue, cola.workdir), workdir=tmp_path, num_steps=1)
     assert read_json(tmp_path / 'config.json')['init_step'] == cola.best_step()
 
 
 def test_a_run_records_the_step_of_the_checkpoint_that_it_starts_from(cola, tmp_path):
     newest = cola.newest_checkpoint()
     start = cola.workdir / 'checkpoints' / str(newest)
-    fine_tune_on_cola(cola.glue, start, '--config.train.steps=1', workdir=tmp_path)
+    run_first_steps(*on_cola(cola.glue, start), workdir=tmp_path, num_steps=1)
     assert read_json(tmp_path / 'config.json')['init_step'] == newest
 
 
@@ -279,8 +283,8 @@ def test_a_model_with_another_head_is_not_scored(pretrained, exports, refusal_of
 
 
 def squad_paragraph(rng, number):
-    """A paragraph with three questions, of which the last has no answer."""
-    context = sentence(rng, 30, 60)
+    """A paragraph of different words with three questions, of which the last has no answer."""
+    context = ' '.join(rng.sample(WORDS, rng.randint(30, 60)))
     words = [rng.choice(context.split()) for _ in range(3)]
     questions = []
     for index, word in enumerate(words):
@@ -354,6 +358,7 @@ def test_an_ensemble_writes_the_mean_of_the_logits(squad, tmp_path):
         is_unique = len(first[key]) == len(second[key]) == len(both[key]) == 1
         if text and is_unique:
             num_compared += 1
+            assert first[key] != second[key]
             expected = np.mean([first[key], second[key]], axis=0)
             np.testing.assert_allclose(both[key], expected, atol=1e-4)
     assert num_compared > 10

@@ -1,11 +1,14 @@
 """Whole runs with tokenizers that are trained by them: resumed, predicted with, converted."""
 
+import contextlib
+
 import numpy as np
 import pytest
 
 from bert_jax import convert
 from bert_jax.foreign import load_weights
 from bert_jax.loading import load
+from bert_jax.runtime.errors import Stopped
 from bert_jax.text.kinds import load_tokenizer
 from tests.in_process import recorded, run
 from tests.refusals import refused
@@ -15,15 +18,17 @@ from tests.tiny_runs import TINY, documents, one_device
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('kernels_of_numpy')]
 
 
-@pytest.mark.parametrize('kind', ['bpe', 'unigram'])
-def test_a_run_with_a_tokenizer_of_its_own(kind, tmp_path):
+@pytest.mark.parametrize(('kind', 'steps'), [('bpe', 4), ('unigram', 8)])
+def test_a_run_with_a_tokenizer_of_its_own(kind, steps, tmp_path):
+    """One that has ended goes on with more steps; the other, stopped in its fourth, as it was."""
     text = tmp_path / 'text.txt'
     text.write_text(documents(60))
     flags = (*TINY[1:], f'--config.data.source={text}', f'--config.data.dir={tmp_path}/data')
     own = (*flags, f'--config.data.tokenizer={kind}', '--config.data.masking=words',
            '--config.data.lowercase=False')
     workdir = tmp_path / 'run'
-    run('tiny_pretrain.py', *own, '--config.train.steps=4', workdir=workdir)
+    with contextlib.suppress(Stopped):
+        run('tiny_pretrain.py', *own, f'--config.train.steps={steps}', workdir=workdir, stop_at=4)
     weights = load_weights(workdir)
     assert weights.vocab_file.name == 'tokenizer.json'
     tokenizer = load_tokenizer(weights.vocab_file, weights.lowercase)
