@@ -1,5 +1,6 @@
 """Programs: compiled ahead and sized; what does not fit is refused before the first step."""
 
+import contextlib
 import dataclasses
 import types
 from collections.abc import Callable
@@ -144,6 +145,26 @@ def test_a_phase_that_does_not_fit_is_refused_by_name(program, device_of, num_by
     device_of(num_bytes)
     with pytest.raises(InputError, match=message):
         compiling.check_memory(program, range(2))
+
+
+@pytest.mark.parametrize('evaluate_every, steps_done, sizes', [
+    pytest.param(0, 0, [100, 180, 170], id='at the end'),
+    pytest.param(2, 0, [100, 50, 180, 170], id='in both'),
+    pytest.param(2, 2, [100, 180, 170], id='only before the run resumes'),
+])
+def test_only_the_evaluations_that_come_are_compiled(
+    program, device_of, monkeypatch, evaluate_every, steps_done, sizes
+):
+    device_of(200)
+    compiled = []
+    compile_step = compiling.compile_step
+    with contextlib.closing(compiling.StepCompiler(program, steps_done)) as compiler:
+        compiler.wait_for_first_phase()
+        monkeypatch.setattr(
+            compiling, 'compile_step', lambda size: (compiled.append(size), compile_step(size))[1])
+        compiler.compile_other_phases(evaluate_every)
+        compiler._others.result()
+    assert compiled == sizes
 
 
 @dataclasses.dataclass

@@ -182,6 +182,7 @@ class StepCompiler:
     def __init__(self, program: Program, steps_done: int):
         """Starts to compile the train step of the first phase that is left."""
         self._program = program
+        self._steps_done = steps_done
         self._phases = [i for i, end in enumerate(program.phase_ends) if end > steps_done]
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
         self._first = self._thread.submit(check_memory, program, self._phases[:1], ['train'])
@@ -191,9 +192,22 @@ class StepCompiler:
         """Raises InputError if the train step of the first phase does not fit."""
         self._first.result()
 
-    def compile_other_phases(self) -> None:
-        """Starts to compile the other steps."""
-        self._others = self._thread.submit(check_memory, self._program, self._phases)
+    def compile_other_phases(self, evaluate_every: int) -> None:
+        """Starts to compile the other steps; the evaluation only of phases that evaluate.
+
+        Args:
+          evaluate_every: steps between evaluations; 0: there is one at the end.
+        """
+        self._others = self._thread.submit(self._compile_others, evaluate_every)
+
+    def _compile_others(self, evaluate_every: int) -> None:
+        ends = [0, *self._program.phase_ends]
+        for number in self._phases:
+            begin, end = max(ends[number], self._steps_done), ends[number + 1]
+            is_last = end == ends[-1]
+            evaluates = evaluate_every > 0 and end // evaluate_every > begin // evaluate_every
+            names = ('train', 'evaluation') if evaluates or is_last else ('train',)
+            check_memory(self._program, [number], names)
 
     def check(self) -> None:
         """Raises InputError if a step that is compiled by now does not fit."""

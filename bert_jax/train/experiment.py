@@ -94,7 +94,7 @@ def train_run(
                 compiler.wait_for_first_phase()
             phases = make_phases(program)
             _announce(program, state, phases, description, workdir)
-            compiler.compile_other_phases()
+            compiler.compile_other_phases(_steps_of(program, 'train.eval_every'))
             watchers = _watchers(
                 program, description, workdir, outputs, int(state.step), guard, on_evaluation)
         with _closing(outputs, watchers):
