@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bert_jax.moved import new_names
+from tests.warm_server import OWN
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / 'bert_jax'
@@ -157,6 +158,12 @@ def test_old_names_of_modules_are_of_modules_that_exist():
     moved = new_names()
     assert moved.keys().isdisjoint(MODULES)
     assert set(moved.values()) <= MODULES
+
+
+@pytest.mark.parametrize('module', OWN)
+def test_forks_of_the_tests_know_when_they_began(module):
+    """`STARTED` would be the time at which their server began."""
+    assert 'bert_jax.runtime.process' not in reached_from(PATHS[module])
 
 
 def test_no_cycles():

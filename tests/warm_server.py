@@ -2,9 +2,9 @@
 
     python tests/warm_server.py ADDRESS OWNER
 
-It has imported what programs import of other packages, and neither computed nor opened a device.
-Of bert_jax it has imported nothing. When the process OWNER ends, so does it, and removes the
-folder of its address.
+It has imported what programs import, and neither computed nor opened a device. A program that finds
+bert_jax elsewhere than in this repository imports it there. When the process OWNER ends, so does
+it, and removes the folder of its address.
 """
 
 import array
@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import gc
 import importlib
+import importlib.machinery
 import json
 import os
 import runpy
@@ -31,8 +32,16 @@ _IMPORTED = (
     'orbax.checkpoint', 'tensorboardX', 'matplotlib.figure', 'matplotlib.backends.backend_agg',
     'tensorflow_text', 'tokenizers', 'pyarrow.parquet', 'httpx', 'jax.experimental.mesh_utils',
     'jax.experimental.multihost_utils', 'jax.experimental.pallas.tpu', 'scipy.special',
-    'safetensors.numpy',
+    'safetensors.numpy', 'ml_collections.config_flags', 'sentencepiece', 'pytest',
 )
+# Modules of this repository, with those that they import: what runs and other commands begin with.
+# None keeps the time of its import, as `bert_jax.runtime.process` does.
+OWN = (
+    'bert_jax.config.command_line', 'bert_jax.heads', 'bert_jax.tasks.opening',
+    'bert_jax.corpus.preparing', 'bert_jax.completion', 'bert_jax.validation',
+    'bert_jax.train.describing', 'bert_jax.train.compiling', 'bert_jax.train.watchers',
+)
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # Variables that are read when Python or a package is imported; but those of hosts are read later,
 # and the streams of a fork always have a buffer.
 _READ_EARLY = ('PYTHON', 'JAX', 'TF_', 'LD_', 'GLIBC', 'OMP_', 'OPENBLAS', 'MKL_', 'MPL')
@@ -68,6 +77,15 @@ def warm_up() -> None:
     os.dup2(banner, 2)
     os.close(banner)
     os.close(nowhere)
+
+
+def _import_own() -> None:
+    """Imports modules of this repository."""
+    here = sys.path[0]
+    sys.path[0] = _ROOT
+    for name in OWN:
+        importlib.import_module(name)
+    sys.path[0] = here
 
 
 def _write_stand_in(path: str) -> None:
@@ -205,6 +223,15 @@ def _become(program: _Program) -> None:
     os.chdir(program.folder)
 
 
+def _forget_other_code() -> None:
+    """Forgets the modules of this repository, if the program finds bert_jax elsewhere."""
+    found = importlib.machinery.PathFinder.find_spec('bert_jax')
+    if found is None or found.origin != sys.modules['bert_jax'].__file__:
+        for name in list(sys.modules):
+            if name.partition('.')[0] == 'bert_jax':
+                del sys.modules[name]
+
+
 def _run(arguments: list[str]) -> None:
     """What Python does with `-m MODULE` or `-c CODE` and the arguments behind it."""
     kind, what = arguments[:2]
@@ -215,10 +242,12 @@ def _run(arguments: list[str]) -> None:
     sys.path[1:1] = [place for place in places if place and place not in sys.path]
     if kind == '-m':
         sys.path[0] = os.getcwd()
+        _forget_other_code()
         runpy._run_module_as_main(what)  # type: ignore[attr-defined]
     else:
         assert kind == '-c', arguments
         sys.path[0] = ''
+        _forget_other_code()
         exec(compile(what, '<string>', 'exec'), sys.modules['__main__'].__dict__)
 
 
@@ -250,6 +279,7 @@ def _run_to_the_end(arguments: list[str]) -> NoReturn:
 if __name__ == '__main__':
     gc.disable()
     warm_up()
+    _import_own()
     gc.freeze()
     gc.enable()
     address, owner = sys.argv[1:]

@@ -19,7 +19,11 @@ START = """
 import os, sys, time
 if os.environ['JAX_PROCESS_ID'] == os.environ.get('ABSENT'):
     sys.exit()
-sys.path[0] = os.environ.get(f'CODE_{os.environ["JAX_PROCESS_ID"]}', os.getcwd())
+code = os.environ.get(f'CODE_{os.environ["JAX_PROCESS_ID"]}')
+sys.path[0] = code or os.getcwd()
+if code:  # the fork has the modules of the repository
+    for name in [name for name in sys.modules if name.partition('.')[0] == 'bert_jax']:
+        del sys.modules[name]
 from bert_jax.runtime import hosts, joining
 joining.LINE_SECONDS = 1.0
 tell = joining.tell
