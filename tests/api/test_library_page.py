@@ -1,15 +1,21 @@
 """Programs of docs/library.md and README.md run as they are, a tiny model in BERT-Base's place."""
 
+import functools
 import re
+from unittest import mock
 
 import jax
 import numpy as np
 import pytest
+from flax import linen as nn
 
 import bert_jax
+from bert_jax.api.modules import BertModule
 from bert_jax.text.vocab import SPECIAL_TOKENS
 from bert_jax.text.vocab_files import write_vocab
+from bert_jax.watch import metrics_log
 from tests.conftest import ROOT
+from tests.numpy_kernels import kernels_of_numpy  # noqa: F401
 from tests.shared_steps import shared_steps
 from tests.tiny_runs import one_device
 
@@ -86,12 +92,20 @@ def test_the_reference_lists_what_is_public():
         assert re.search(rf'bert_jax\.{name}[( )]', page), name
 
 
+def apply_compiled(module, variables, *args, **kwargs):
+    """`apply` as one program: operation by operation, it is fifty."""
+    return jax.jit(functools.partial(nn.Module.apply, module))(variables, *args, **kwargs)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures('kernels_of_numpy')
 def test_the_examples_of_the_reference(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     page = (ROOT / 'docs' / 'reference' / 'python.md').read_text()
     names = {'__name__': 'reference'}
-    with one_device(), shared_steps():
+    no_curves = mock.patch.object(metrics_log, 'curves', lambda *_: None)
+    compiled = mock.patch.object(BertModule, 'apply', apply_compiled)
+    with one_device(), shared_steps(), no_curves, compiled:
         for program in re.findall(r'```python\n(.*?)```', page, re.DOTALL):
             exec(program, names)
     said = capsys.readouterr().out

@@ -1,16 +1,19 @@
 """Runs as functions: what they return is what the commands print."""
 
 import json
+from unittest import mock
 
 import pytest
 
 import bert_jax
 from bert_jax.config import finetuning_config
+from bert_jax.watch import metrics_log
 from tests.conftest import RECORDED
+from tests.numpy_kernels import kernels_of_numpy  # noqa: F401
 from tests.shared_steps import shared_steps
 from tests.tiny_runs import one_device, write_table
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('kernels_of_numpy')]
 
 
 @pytest.fixture
@@ -27,7 +30,8 @@ def changes(tmp_path):
 
 
 def test_a_run_and_its_scores(changes, tmp_path, capsys):
-    with one_device(), shared_steps():
+    no_curves = mock.patch.object(metrics_log, 'curves', lambda *_: None)  # they take a second
+    with one_device(), shared_steps(), no_curves:
         result = bert_jax.train_run('classification', tmp_path / 'run', changes)
         scores = bert_jax.evaluate_run(tmp_path / 'run', tmp_path / 'scores')
         again = bert_jax.train_run('classification', tmp_path / 'run', changes)

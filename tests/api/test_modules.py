@@ -120,18 +120,18 @@ def test_gradients_with_dropout_are_those_of_the_projects_head():
     bert, batch, _ = model_and_batch('classification')
     head = HEADS['classification'](bert.module.config, 3)
     labels = np.array([0, 2, 1])
-    rows = dropout_keys(5, 7, jnp.arange(3))
 
     def loss(params):
         logits = bert.module.apply({'params': params}, **batch, dropout_at=(5, 7))['logits']
         return jnp.mean(jax.nn.logsumexp(logits, -1) - logits[jnp.arange(3), labels])
 
     def loss_of_head(params):
-        logits = head.outputs(params, heads_batch(batch), rows)['logits'][:, 0]
+        keys = dropout_keys(5, 7, jnp.arange(3))
+        logits = head.outputs(params, heads_batch(batch), keys)['logits'][:, 0]
         return jnp.mean(jax.nn.logsumexp(logits, -1) - logits[jnp.arange(3), labels])
 
-    found = jit(jax.value_and_grad(loss))(bert.params)
-    expected = jit(jax.value_and_grad(loss_of_head))(bert.params)
+    found, expected = jit(lambda params: tuple(
+        jax.value_and_grad(of)(params) for of in (loss, loss_of_head)))(bert.params)
     assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -227,8 +227,14 @@ def test_an_encoder_inside_a_module_of_ones_own():
 @pytest.mark.slow
 def test_a_bridge_to_nnx():
     bert, batch, expected = model_and_batch('classification')
-    model = nnx.bridge.ToNNX(bert.module, rngs=nnx.Rngs(0))
-    nnx.bridge.lazy_init(model, **batch)
+
+    @nnx.jit  # else each operation of the initialisation would be a program
+    def initialised(batch):
+        model = nnx.bridge.ToNNX(bert.module, rngs=nnx.Rngs(0))
+        nnx.bridge.lazy_init(model, **batch)
+        return model
+
+    model = initialised(batch)
     nnx.update(model, bert.params)
     found = nnx.jit(lambda model, batch: model(**batch))(model, batch)
     assert_same_outputs(found, expected, batch)
