@@ -96,8 +96,9 @@ def test_any_other_missing_module_is_raised_unchanged():
 @pytest.mark.parametrize('package, code, after', [
     ('torch', """
 from pathlib import Path
-from bert_jax.watch.loggers import tensorboard
-logger = tensorboard(Path(sys.argv[1]), 0)
+from bert_jax.watch.loggers import LoggedRun, tensorboard
+folder = Path(sys.argv[1])
+logger = tensorboard(LoggedRun(folder, folder, 0, {}))
 logger.write(1, {'train/loss': 1.0})
 logger.close()
 """, ''),
