@@ -6,11 +6,13 @@ import random
 import numpy as np
 import pytest
 
+from bert_jax.step import step
 from bert_jax.tasks.candidates import Candidate, Question, score_multirc, score_record
 from bert_jax.tasks.superglue import SUPERGLUE_TASKS, read_superglue
 from bert_jax.text.vocab import SPECIAL_TOKENS
 from bert_jax.text.vocab_files import write_vocab
 from tests.in_process import evaluate, run
+from tests.numpy_kernels import make_init_with_constants
 from tests.refusals import refused
 from tests.tasks.opened import parquet
 from tests.tiny_runs import WORDS, sentence
@@ -240,7 +242,8 @@ def test_what_goes_with_a_malformed_question_is_said(tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize(('name', 'metrics'), [
     ('cb', {'eval/accuracy', 'eval/macro_f1'}), ('copa', {'eval/accuracy'})])
-def test_a_run_is_trained_on_train_and_scored_on_val(tmp_path, name, metrics):
+def test_a_run_is_trained_on_train_and_scored_on_val(tmp_path, name, metrics, monkeypatch):
+    monkeypatch.setattr(step, 'make_init', make_init_with_constants)
     write_vocab(tmp_path / 'vocab.txt', (*SPECIAL_TOKENS, *WORDS))
     rng = random.Random(0)
     folder = tmp_path / SUPERGLUE_TASKS[name].folder
@@ -288,7 +291,7 @@ def test_a_run_is_trained_on_the_candidates_of_questions(tmp_path, name, num_pre
         f'superglue.py:{name}', f'--config.data.source={tmp_path}', '--config.init_checkpoint=',
         f'--config.data.vocab_file={tmp_path}/vocab.txt', '--config.data.lowercase=True',
         '--config.model.name=L-1_H-32_A-2', '--config.data.max_seq_length=64',
-        '--config.train.steps=30', '--config.train.eval_every=10',
+        '--config.train.steps=30', '--config.train.eval_every=10', '--config.train.save_every=0',
         '--config.optimizer.learning_rate=1e-2', workdir=tmp_path / 'run')
     assert '18 training examples' in ended.said
     assert ended.result['eval/exact_match'] == ended.result['eval/f1'] == 1  # it is the second
