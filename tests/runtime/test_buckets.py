@@ -75,7 +75,7 @@ def test_a_server_that_says_nothing_is_asked_again(
     monkeypatch.setattr(buckets, '_SILENCE_SECONDS', 0.3)
     files.write_whole(f'{bucket}/x', b'content')
     monkeypatch.setitem(bucket_server.faults, f'/download/.*/b/{bucket_name}/', -60)
-    patience = threading.Timer(1.0, bucket_server.faults.clear)
+    patience = threading.Timer(0.5, bucket_server.faults.clear)
     patience.start()
     with files.open_stream(f'{bucket}/x') as file:
         assert file.read() == b'content'

@@ -343,7 +343,7 @@ def test_a_chain_of_real_runs(tmp_path):
         '3', f'--workdir={tmp_path}/paper', f'--data={tmp_path}', '--columns=cola', '--seeds=1',
         *(f'--pretrain={setting}' for setting in pretrain),
         *(f'--finetune={setting}' for setting in finetune)]
-    process = run_program('-m', 'bert_jax.tools.paper', '--chips=1', *command,
+    process = run_program('-m', 'tests.tools.quickly', 'paper', '--chips=1', *command,
                           XLA_FLAGS=xla_flags(2))
     assert process.stdout.count('written: ') == 1, process.stderr  # the first process's
     record = json.loads((tmp_path / 'paper' / 'table3.json').read_text())

@@ -350,10 +350,10 @@ def test_a_sweep_that_cannot_work_ends_with_its_message_and_may_be_changed(
     Sweep(as_path(tmp_path / 'sweep'), CONFIG, overrides, MEMBERS).open(CONFIG, overrides)
 
 
-def launch(path, config, *settings, devices=2):
+def launch(path, config, *settings, devices=2, command=('tests.tools.quickly', 'sweep')):
     """Starts the command on virtual devices, with a worker process for each."""
     command = [
-        *python(), '-m', 'bert_jax.tools.sweep', f'--workdir={path}', f'--config={config}',
+        *python(), '-m', *command, f'--workdir={path}', f'--config={config}',
         '--chips=1', '--grid', *GRID, *settings,
     ]
     return subprocess.Popen(
@@ -410,7 +410,8 @@ def test_two_hosts_share_a_sweep_and_a_killed_worker_is_started_again(tmp_path, 
 def test_a_signal_stops_all_processes_of_a_sweep(tmp_path):
     process = launch(tmp_path, 'configs/tiny_pretrain.py', *TINY[1:], '--config.task=synthetic',
                      '--config.model.hidden_dropout=0', '--config.model.attention_dropout=0',
-                     '--config.train.steps=1000000', '--config.train.log_every=1')
+                     '--config.train.steps=1000000', '--config.train.log_every=1',
+                     command=['bert_jax.tools.sweep'])
     runs = [tmp_path / 'runs' / f'optimizer.learning_rate={rate}' for rate in ('1e-3', '1e-2')]
     wait_until(lambda: all((run / 'metrics.jsonl').exists() for run in runs))
     process.send_signal(signal.SIGTERM)

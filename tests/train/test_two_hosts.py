@@ -262,7 +262,7 @@ def main(folder):
     own = folder / f'host{hosts.index()}'
     own.mkdir()
     check_shared(folder)
-    shared_folders._PATIENCE_SECONDS = 1.0
+    shared_folders._PATIENCE_SECONDS = 0.1
     with pytest.raises(InputError) as fault:
         check_shared(own)
     found = {
