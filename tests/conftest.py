@@ -48,10 +48,11 @@ if os.environ.pop('PYTHONDONTWRITEBYTECODE', ''):
 import pytest
 
 from bert_jax.runtime import files  # before etils, for which it sets the environment
+from tests.halves import share_compiling
 from tests.quick import (  # noqa: F401
+    count_seconds,
     pytest_addoption,
     pytest_collection_modifyitems,
-    pytest_configure,
     pytest_ignore_collect,
 )
 
@@ -64,6 +65,11 @@ os.fsync = lambda file: os.fstat(file if isinstance(file, int) else file.fileno(
 ROOT = Path(__file__).resolve().parent.parent
 # Models of transformers, with their recorded outputs, a folder each.
 RECORDED = ROOT / 'tests' / 'fixtures' / 'huggingface'
+
+
+def pytest_configure(config):
+    count_seconds(config)
+    share_compiling(config)
 
 
 def pytest_collection_finish():

@@ -22,7 +22,8 @@ def pytest_addoption(parser):
     group.addoption('--store-seconds', action='store_true', help='write tests/seconds.json')
 
 
-def pytest_configure(config):
+def count_seconds(config):
+    """Writes them down at the end, if it is asked for."""
     if config.getoption('--store-seconds') and not hasattr(config, 'workerinput'):
         config.pluginmanager.register(_Stopwatch())
 
