@@ -12,6 +12,7 @@ import itertools
 
 import pytest
 
+from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.packages import loading_tensorflow
 
 
@@ -26,7 +27,7 @@ class _FromTheEnd:
     def pytest_sessionstart(self, session):
         is_whole = session.config.args_source is session.config.ArgsSource.TESTPATHS
         if is_whole:
-            with contextlib.suppress(Exception), loading_tensorflow('the tests'):
+            with contextlib.suppress(InputError), loading_tensorflow('reading text'):
                 importlib.import_module('tensorflow_text')
 
     @pytest.hookimpl(wrapper=True)

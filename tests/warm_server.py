@@ -32,7 +32,8 @@ _IMPORTED = (
     'orbax.checkpoint', 'tensorboardX', 'matplotlib.figure', 'matplotlib.backends.backend_agg',
     'tensorflow_text', 'tokenizers', 'pyarrow.parquet', 'httpx', 'jax.experimental.mesh_utils',
     'jax.experimental.multihost_utils', 'jax.experimental.pallas.tpu', 'scipy.special',
-    'safetensors.numpy', 'ml_collections.config_flags', 'sentencepiece', 'pytest',
+    'safetensors.numpy', 'ml_collections.config_flags', 'sentencepiece', 'pytest', 'optuna',
+    'sqlalchemy',
 )
 # Modules of this repository, with those that they import: what runs and other commands begin with.
 # None keeps the time of its import, as `bert_jax.runtime.process` does.

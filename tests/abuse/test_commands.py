@@ -23,13 +23,14 @@ from tests.abuse.classes import foreign
 from tests.abuse.commands import contents, make, open_command
 from tests.abuse.fuzz import TARGETS, convert_run, fuzz
 from tests.conftest import ROOT
+from tests.numpy_kernels import kernels_of_numpy  # noqa: F401
 from tests.tiny_runs import WORDS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('kernels_of_numpy')]
 
 
 @pytest.fixture(scope='module')
-def things(tmp_path_factory):
+def things(tmp_path_factory, kernels_of_numpy):  # noqa: F811
     folder = tmp_path_factory.mktemp('things')
     make(folder)
     return folder

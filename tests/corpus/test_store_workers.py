@@ -14,7 +14,7 @@ from tests.corpus.test_store_building import _random_texts, content
 from tests.programs import python
 
 pytestmark = pytest.mark.slow
-SECONDS = 0.02  # a batch
+SECONDS = 0.01  # a batch
 
 
 @pytest.fixture(scope='module')
@@ -79,7 +79,7 @@ def test_a_worker_that_is_killed_again_and_again(tmp_path, text, expected):
         worker = Worker(text, folder)
         while not _has_begun(folder) and not worker.is_done():
             time.sleep(0.05)
-        time.sleep(draw.uniform(0.0, 1.0))
+        time.sleep(draw.uniform(0.0, 0.5))
         worker.kill()
     Worker(text, folder).wait()
     assert _built(folder) == expected
@@ -92,7 +92,7 @@ def test_two_of_three_workers_are_killed(tmp_path, folder, text, expected, comes
     for number in range(2):
         while not _has_begun(folder) and not workers[number].is_done():
             time.sleep(0.05)
-        time.sleep(draw.uniform(0.0, 1.0))
+        time.sleep(draw.uniform(0.0, 0.5))
         workers[number].kill()
         if comes_back:
             workers[number] = Worker(text, folder)

@@ -19,6 +19,7 @@ from bert_jax.text.wordpiece import Switches, WordPieceTokenizer
 from tests import tokenizers_of_kinds as kinds
 from tests.conftest import ROOT
 from tests.in_process import run
+from tests.numpy_kernels import kernels_of_numpy  # noqa: F401
 
 LETTERS = [chr(c) for c in range(33, 0x250)] + list('…µﬁßςσΣΑαёй中国ア가각힣\u1112\u0301\u0323ก')
 VOCAB = Vocab.from_tokens([*SPECIAL_TOKENS, *dict.fromkeys(
@@ -178,6 +179,7 @@ def check_same_losses(folder, loss, *arguments):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('kernels_of_numpy')
 def test_runs_have_the_losses_that_they_have_with_tensorflow(tmp_path):
     pytest.importorskip('tensorflow_text')
     check_same_losses(
