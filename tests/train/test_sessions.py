@@ -37,7 +37,7 @@ MOST_STEPS = 2000
 def start(launcher, *arguments, **streams):
     """Starts the process, or as many of them as the launcher does."""
     command = [*launcher, *python(), '-m', 'tests.train.test_sessions', *arguments]
-    environment = os.environ | {'XLA_FLAGS': xla_flags(1), 'LOCAL_HOSTS_GRACE': '20'}
+    environment = os.environ | {'XLA_FLAGS': xla_flags(1), 'LOCAL_HOSTS_GRACE': '120'}
     return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, **streams)
 
 
