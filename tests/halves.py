@@ -17,18 +17,17 @@ from bert_jax.runtime.packages import loading_tensorflow
 
 
 def share_compiling(config):
-    """Lets this worker begin at the end, if it has an odd number."""
+    """Lets this worker begin at the end, if it has an odd number and runs all tests."""
     worker = getattr(config, 'workerinput', {}).get('workerid', '')  # 'gw0', 'gw1', ...
-    if worker.endswith(tuple('13579')):
+    is_whole = config.args_source is config.ArgsSource.TESTPATHS
+    if is_whole and worker.endswith(tuple('13579')):
         config.pluginmanager.register(_FromTheEnd())
 
 
 class _FromTheEnd:
     def pytest_sessionstart(self, session):
-        is_whole = session.config.args_source is session.config.ArgsSource.TESTPATHS
-        if is_whole:
-            with contextlib.suppress(InputError), loading_tensorflow('reading text'):
-                importlib.import_module('tensorflow_text')
+        with contextlib.suppress(InputError), loading_tensorflow('reading text'):
+            importlib.import_module('tensorflow_text')
 
     @pytest.hookimpl(wrapper=True)
     def pytest_make_collect_report(self, collector):
@@ -39,6 +38,6 @@ class _FromTheEnd:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items):
-        """All workers must have the same order."""
+        """All workers must have the same order, which that of tests named one by one may not be."""
         files = [list(group) for _, group in itertools.groupby(items, lambda item: item.path)]
         items[:] = itertools.chain.from_iterable(reversed(files))
