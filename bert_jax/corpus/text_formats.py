@@ -167,7 +167,7 @@ def _first_cut(path: str, place: int) -> int:
         text += block
         first_line = text.find(b'\n') + 1
         if not first_line and len(text) > LONGEST_LINE:
-            raise DamagedFile(_too_long(path, before))
+            raise DamagedFile(_too_long(path, before, text))
         blank = _BLANK_LINE.search(text, searched)
         if blank:
             return before + blank.start() + 1
@@ -234,7 +234,7 @@ def _line_blocks(path: str, begin: int = 0, end: int | None = None) -> Iterator[
         if raw and not last_line:
             rest += raw
             if len(rest) > LONGEST_LINE:
-                raise DamagedFile(_too_long(path, offset))
+                raise DamagedFile(_too_long(path, offset, rest))
             continue
         block = rest + raw[:last_line]
         rest = raw[last_line:]
@@ -251,9 +251,11 @@ def _line_blocks(path: str, begin: int = 0, end: int | None = None) -> Iterator[
         raise DamagedFile(f'{path} is empty')
 
 
-def _too_long(path: str, offset: int) -> str:
-    return (f'{path}: the line at byte {offset} is longer than {LONGEST_LINE >> 20} MiB; is '
-            'this text?')
+def _too_long(path: str, offset: int, line: bytes) -> str:
+    remedy = 'is this text?'
+    if b'\r' in line:
+        remedy = "if CR (0x0D) ends its lines, convert it (tr '\\r' '\\n')"
+    return f'{path}: the line at byte {offset} is longer than {LONGEST_LINE >> 20} MiB; {remedy}'
 
 
 def _check_text(path: str, block: bytes, offset: int) -> None:

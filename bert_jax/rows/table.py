@@ -610,7 +610,8 @@ def lines(path: str) -> Iterator[Line]:
                         'convert it (iconv -f UTF-16 -t UTF-8)')
                 if number == 1 or _is_mark(line):
                     line = line.removeprefix(codecs.BOM_UTF8)
-                if number == 1 and not following and b'\r' in line.rstrip(b'\r\n'):
+                is_all = number == 1 and not following.strip()
+                if is_all and b'\r' in line.rstrip(b'\r\n'):
                     raise DamagedFile(
                         f"{path}: its lines end with CR only: convert it (tr '\\r' '\\n')")
                 yield Line(number, line.rstrip(b'\r\n').decode())

@@ -444,8 +444,11 @@ def read_lines(file: IO[bytes], name: object, longest: int) -> Iterator[bytes]:
     while line := file.readline(longest + 1):
         number += 1
         if len(line) > longest:
-            raise DamagedFile(f'{name}, line {number} is longer than {longest >> 20:,} MiB: is '
-                              'this text? Break it up, or leave it out')
+            remedy = 'is this text? Break it up, or leave it out'
+            if b'\r' in line:
+                remedy = "if CR (0x0D) ends its lines, convert it (tr '\\r' '\\n')"
+            raise DamagedFile(
+                f'{name}, line {number} is longer than {longest >> 20:,} MiB: {remedy}')
         yield line
 
 

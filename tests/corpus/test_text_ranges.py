@@ -140,8 +140,11 @@ def test_a_line_that_is_too_long_is_refused(tmp_path, monkeypatch, ranged):
     path = tmp_path / 'a.txt'
     path.write_text('One.\n\n' + 200 * 'x')
     for unit in open_source(str(path)).units[:3]:
-        with refused(f'{path}: the line at byte', 'is longer than'):
+        with refused(f'{path}: the line at byte', 'is longer than', 'is this text?'):
             list(open_source(str(path)).read(unit))
+    path.write_text(50 * 'One.\r')
+    with refused('is longer than', "CR (0x0D) ends its lines, convert it (tr '"):
+        documents(path)
 
 
 def test_ranges_of_an_object_are_read_where_they_are(bucket, ranged):

@@ -131,6 +131,8 @@ BAD = {
         'a.csv', CSV.replace('label', 'label,o\rther', 1), 'line 1 holds a lone CR'),
     'CR line ends and a line feed at the end': Bad(
         'a.csv', CSV.replace('\n', '\r') + '\n', 'end with CR only'),
+    'CR line ends and a blank line': Bad(
+        'a.tsv', TSV.replace('\n', '\r') + '\n\n', 'end with CR only'),
     'no object has the field': Bad(
         'a.jsonl', LINES.replace('"text"', '"words"'),
         "no column 'text' in any row.*config.data.text"),

@@ -302,6 +302,8 @@ def test_a_line_without_an_end_is_refused():
     lines = io.BytesIO(b'short\n' + b'x' * 100)
     with refused('a.csv, line 2 is longer than'):
         list(files.read_lines(lines, 'a.csv', 10))
+    with refused('a.csv, line 1 is longer than', "CR (0x0D) ends its lines, convert it (tr '"):
+        list(files.read_lines(io.BytesIO(b'one\rtwo\rthree\r'), 'a.csv', 10))
 
 
 def test_json_that_is_far_too_large_is_refused(tmp_path, monkeypatch):
