@@ -105,10 +105,10 @@ def _other_namespaces(root: ElementTree.Element) -> frozenset[str]:
 
 def _newest_text(page: ElementTree.Element) -> str:
     """The wikitext of a page's newest revision: histories come with the oldest or newest first."""
-    def order(place: int) -> tuple[str, int, int]:
+    def order(place: int) -> tuple[str, str, int]:
         time = revisions[place].findtext('{*}timestamp', '')  # sorts as a text
         number = revisions[place].findtext('{*}id', '')  # tells two of one second apart
-        return time, int(number) if number.isdecimal() else 0, place
+        return time, number.zfill(20), place  # a number of equal digits sorts as a text, too
 
     revisions = page.findall('{*}revision')
     if not revisions:

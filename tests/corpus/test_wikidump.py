@@ -135,7 +135,8 @@ def test_fifty_articles_in_order(tmp_path, monkeypatch, name, content, num_proce
     ['2020-01-01T00:00:00Z 9 new', '2019-12-31T23:59:59Z 10 old'],
     ['2020-01-01T00:00:00Z 10 new', '2020-01-01T00:00:00Z 9 old'],
     ['- - old', '- - new'],
-], ids=['oldest first', 'newest first', 'of one second', 'without times'])
+    ['- ' + '9' * 5000 + ' new', '- 10 old'],
+], ids=['oldest first', 'newest first', 'of one second', 'without times', 'a number too long'])
 def test_of_a_history_the_newest_revision_is_read(revisions):
     page = ElementTree.Element('page')
     for said in revisions:
