@@ -32,6 +32,8 @@ transformers = pytest.importorskip('transformers', reason='the extra [parity] is
 from tests.foreign import family_models  # noqa: E402
 
 LENGTHS = (16, 41)
+# Each of two outputs of size 4 in float32 may be 9e-6 from what float64 gives, as on an EPYC.
+TOLERANCE = 2e-5
 # Fields of config.json that are not kept: the ids of special tokens come from the vocabulary, which
 # these models lack, and the others change only how the model is trained or called there.
 NOT_KEPT = {
@@ -126,7 +128,7 @@ def test_logits_of_padded_batches_and_of_packed_rows(variant, kind, tmp_path):
         found = outputs(weights, inputs)
         for name, x in real(theirs, inputs).items():
             np.testing.assert_allclose(
-                real(found, inputs)[name], x, rtol=0, atol=1e-5, err_msg=name)
+                real(found, inputs)[name], x, rtol=0, atol=TOLERANCE, err_msg=name)
         expected.append(theirs)
     check_packed(weights, kind, batches, expected)
 
@@ -175,7 +177,7 @@ def check_packed(weights, kind, batches, expected):
     wanted = np.concatenate(wanted)
     if kind == 'ForMaskedLM':
         found = found[..., : config.vocab_size]
-    np.testing.assert_allclose(found.reshape(wanted.shape), wanted, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(found.reshape(wanted.shape), wanted, rtol=0, atol=TOLERANCE)
 
 
 def packed_function(weights, config, choices):
@@ -224,7 +226,8 @@ def test_outputs_with_a_field_of_another_class(variant, kind, fields, tmp_path):
     theirs = family_models.outputs_of(model, inputs)
     found = outputs(load_weights(tmp_path), inputs)
     for name, x in real(theirs, inputs).items():
-        np.testing.assert_allclose(real(found, inputs)[name], x, rtol=0, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(
+            real(found, inputs)[name], x, rtol=0, atol=TOLERANCE, err_msg=name)
 
 
 @pytest.mark.parametrize('variant', [
