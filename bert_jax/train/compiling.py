@@ -201,6 +201,7 @@ class StepCompiler:
         self._others = self._thread.submit(self._compile_others, evaluate_every)
 
     def _compile_others(self, evaluate_every: int) -> None:
+        """Compiles what is left; a `Trainer` evaluates after such multiples and at the end."""
         ends = [0, *self._program.phase_ends]
         for number in self._phases:
             begin, end = max(ends[number], self._steps_done), ends[number + 1]
