@@ -38,7 +38,9 @@ if [ "$wanted" != "$(cat .venv/installed-requirements.txt 2> /dev/null)" ]; then
   echo "installing requirements for $platform into .venv (once, a few minutes) ..."
   [ -x .venv/bin/python ] || "$python" -m venv .venv
   # uv takes half a minute and pip three, but uv does not read pip's settings (an index, say).
-  uv pip install --quiet --python=.venv/bin/python -r requirements.txt \
+  # Bytecode, as pip writes it: without, the first start of each program takes ten seconds more, and
+  # every one where PYTHONDONTWRITEBYTECODE is set.
+  uv pip install --quiet --compile-bytecode --python=.venv/bin/python -r requirements.txt \
     "${extra[@]+"${extra[@]}"}" 2> /dev/null ||
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt \
       "${extra[@]+"${extra[@]}"}"
@@ -46,6 +48,7 @@ if [ "$wanted" != "$(cat .venv/installed-requirements.txt 2> /dev/null)" ]; then
 fi
 # shellcheck disable=SC1091
 . .venv/bin/activate
-# What `pytest -n auto` starts: a worker of the tests takes up to 3 GB.
-export PYTEST_XDIST_AUTO_NUM_WORKERS=${PYTEST_XDIST_AUTO_NUM_WORKERS:-2}
+# What `pytest -n auto` starts: three keep two cores busy, because tests wait for the programs that
+# they start. A worker of the tests takes up to 3 GB.
+export PYTEST_XDIST_AUTO_NUM_WORKERS=${PYTEST_XDIST_AUTO_NUM_WORKERS:-3}
 unset platform extra wanted python candidate version

@@ -39,16 +39,13 @@ if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
     os.environ['JAX_COMPILATION_CACHE_DIR'] = _COMPILED.name
     os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.3')
 if os.environ.pop('PYTHONDONTWRITEBYTECODE', ''):
-    # As images of containers often have it. Each process that a test starts would compile all
-    # modules that it imports: three seconds, and six more with TensorFlow.
-    _BYTECODE = tempfile.TemporaryDirectory(prefix='bert_jax_bytecode_')
-    os.environ['PYTHONPYCACHEPREFIX'] = sys.pycache_prefix = _BYTECODE.name
+    # As images of containers often have it. Each process that a test starts would compile what it
+    # imports of this repository, which takes some seconds.
     sys.dont_write_bytecode = False
 
 import pytest
 
 from bert_jax.runtime import files  # before etils, for which it sets the environment
-from tests.halves import share_compiling
 from tests.quick import (  # noqa: F401
     count_seconds,
     pytest_addoption,
@@ -69,7 +66,6 @@ RECORDED = ROOT / 'tests' / 'fixtures' / 'huggingface'
 
 def pytest_configure(config):
     count_seconds(config)
-    share_compiling(config)
 
 
 def pytest_collection_finish():

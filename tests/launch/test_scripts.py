@@ -157,7 +157,8 @@ def test_venv_is_installed_by_uv_where_there_is_one(machine):
     _write(machine / 'bin' / 'uv', f'echo "uv $*" >> {machine}/calls\n')
     _source(machine, BERT_JAX_PLATFORM='cuda')
     assert (machine / 'calls').read_text().splitlines()[2:] == [
-        'uv pip install --quiet --python=.venv/bin/python -r requirements.txt -e .[cuda]']
+        'uv pip install --quiet --compile-bytecode --python=.venv/bin/python -r requirements.txt '
+        '-e .[cuda]']
 
 
 def test_the_docker_image_installs_requirements_before_it_copies_the_code(tmp_path):
