@@ -162,7 +162,7 @@ class BertConfig:
     # late: the pooler reads every token, and the mean is of what it makes of them (EuroBERT).
     pooling: str = _option('computes', ('cls', 'mean', 'late'), 'cls')
     # Of the pooler's dense layer.
-    pooler_act: str = _option('computes', ('tanh', 'gelu_tanh', 'gelu_erf', 'relu'), 'tanh')
+    pooler_act: str = _option('computes', ('tanh', 'gelu_tanh', 'gelu_erf', 'relu', 'silu'), 'tanh')
     # A LayerNorm behind it.
     pooler_norm: bool = _option('shape', (False, True), False)
     # Heads on tokens (tagging, answer spans) read the pooler's layers, applied to every token.

@@ -8,9 +8,7 @@ query, key and value are fused into `attention/self/qkv`.
     types, N: heads
 """
 
-import functools
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -24,7 +22,6 @@ from bert_jax.model.layers import (
     LayerNorm,
     ModelConfig,
     activation,
-    gelu,
     parameter,
     read_by_adapter,
 )
@@ -317,14 +314,6 @@ def kept_probabilities(kept: Mapping[str, Any], config: ModelConfig) -> list[jax
     return probabilities
 
 
-_POOLER_ACTS: Mapping[str, Callable[..., jax.Array]] = MappingProxyType({
-    'tanh': jnp.tanh,
-    'relu': jax.nn.relu,
-    'gelu_tanh': functools.partial(gelu, form='gelu_tanh'),
-    'gelu_erf': functools.partial(gelu, form='gelu_erf'),
-})
-
-
 class Pooler(nn.Module):
     """Dropout, a dense layer, `pooler_act` and, with `pooler_norm`, a LayerNorm on [..., H].
 
@@ -343,7 +332,8 @@ class Pooler(nn.Module):
             return x
         dense = Dense(
             config, (hidden,), (hidden,), ('embed',), (None,), biased=config.biases, name='dense')
-        y = _POOLER_ACTS[config.pooler_act](dense(x))
+        y = dense(x)
+        y = jnp.tanh(y) if config.pooler_act == 'tanh' else activation(y, config.pooler_act)
         if config.pooler_norm:
             y = LayerNorm(config, name='LayerNorm')(y)
         return y

@@ -11,9 +11,10 @@ import pytest
 
 from bert_jax.answers import engine
 from bert_jax.foreign import load_weights
+from bert_jax.foreign.families.bert import ACTS
 from bert_jax.foreign.huggingface import write_huggingface
 from bert_jax.heads import HEADS
-from bert_jax.model.layers import ModelConfig
+from bert_jax.model.layers import ModelConfig, activation
 from bert_jax.rows.packing import Units
 from bert_jax.rows.sequences import Sequences
 from bert_jax.step.optimizers import OptimizerOptions, make_optimizer
@@ -202,9 +203,25 @@ def head_outputs(head, params, batch):
     return {'packed': found['logits']}
 
 
+def test_every_activation_of_transformers_that_is_one_of_ours_is_read_as_that():
+    x = np.linspace(-20, 20, 2001, dtype=np.float32)
+    ours = {form: activation(x, form) for form in set(ACTS.values())}
+    equal = {}
+    for word in transformers.activations.ACT2CLS:
+        theirs = transformers.activations.ACT2FN[word](torch.tensor(x)).detach().float().numpy()
+        for form, y in ours.items():
+            if np.abs(theirs - y).max() < 1e-5:
+                equal[word] = form
+    assert equal == ACTS
+
+
 # Fields that the named class does not read, or reads and others do not.
 FIELDS_OF_CLASSES = [
     ('bert', 'ForMaskedLM', {'hidden_act': 'relu'}),
+    ('bert', 'ForMaskedLM', {'hidden_act': 'silu'}),
+    ('bert', 'ForMaskedLM', {'hidden_act': 'gelu_accurate'}),
+    ('albert', 'ForMaskedLM', {'hidden_act': 'gelu_python_tanh'}),
+    ('distilbert', 'ForSequenceClassification', {'activation': 'swish'}),
     ('nomic', 'ForMaskedLM', {'hidden_act': 'relu'}),
     ('bert', 'ForTokenClassification', {'problem_type': 'multi_label_classification'}),
     ('distilbert', 'ForMultipleChoice', {'problem_type': 'multi_label_classification'}),
@@ -214,7 +231,9 @@ FIELDS_OF_CLASSES = [
     ('electra', 'ForSequenceClassification', {'hidden_act': 'gelu_fast', 'summary_type': 'last'}),
     ('electra', 'ForMultipleChoice', {'hidden_act': 'gelu_new'}),
     ('modernbert', 'ForSequenceClassification', {'classifier_activation': 'tanh'}),
-    ('modernbert', 'Model', {'classifier_activation': 'silu', 'classifier_bias': True}),
+    ('modernbert', 'Model', {'classifier_activation': 'mish', 'classifier_bias': True}),
+    ('modernbert', 'ForMaskedLM', {'hidden_activation': 'silu', 'classifier_activation': 'swish'}),
+    ('modernbert', 'ForSequenceClassification', {'classifier_activation': 'silu'}),
 ]
 
 

@@ -15,17 +15,20 @@ _PREDICTIONS = {
 }
 _SEQ_RELATIONSHIP = {'cls/seq_relationship': 'cls.seq_relationship'}
 _CLASSIFIER = {'classifier': 'classifier'}
-# Activations of layers. transformers' tanh variants of gelu all compute the same function.
+# Activations of layers. Two of transformers' names for gelu mean the exact one, and five its tanh
+# form; `quick_gelu` and `gelu_10` are other functions.
 ACTS = {
     'gelu': 'gelu_erf',
     'gelu_python': 'gelu_erf',
     'gelu_pytorch_tanh': 'gelu_tanh',
+    'gelu_python_tanh': 'gelu_tanh',
+    'gelu_accurate': 'gelu_tanh',
     'gelu_new': 'gelu_tanh',
     'gelu_fast': 'gelu_tanh',
     'relu': 'relu',
+    'silu': 'silu',
+    'swish': 'silu',
 }
-# Families with gated layers have silu, too.
-ACTS_OF_GATED = {**ACTS, 'silu': 'silu', 'swish': 'silu'}
 EXACT_GELU = tuple(word for word, act in ACTS.items() if act == 'gelu_erf')
 # Fields of config.json that most families share.
 SPELLINGS = {

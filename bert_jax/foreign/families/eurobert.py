@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from bert_jax.config.bert_config import SIZE, Spelling
-from bert_jax.foreign.families.bert import ACTS_OF_GATED
+from bert_jax.foreign.families.bert import ACTS
 from bert_jax.foreign.families.family import Architecture, Family, Names, value_in
-from bert_jax.foreign.families.rotary_fields import check_head_dim, fields_of_rotary, rotary_in
+from bert_jax.foreign.families.rotary_fields import fields_of_rotary, rotary_in
 from bert_jax.runtime.files import Path
 
 _CLASSIFIER = {'classifier': 'classifier'}
@@ -17,7 +17,7 @@ SPELLINGS = {
     'num_heads': Spelling('num_attention_heads'),
     'intermediate_size': Spelling('intermediate_size'),
     'max_position_embeddings': Spelling('max_position_embeddings'),
-    'hidden_act': Spelling('hidden_act', ACTS_OF_GATED),
+    'hidden_act': Spelling('hidden_act', ACTS),
     'layer_norm_eps': Spelling('rms_norm_eps'),
     'initializer_range': Spelling('initializer_range'),
     'attention_dropout': Spelling('attention_dropout'),
@@ -70,9 +70,8 @@ def heads_in(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
     """The number of heads of keys and values, if it is not that of queries.
 
     Raises:
-      InputError: it is none, or heads have a size of their own.
+      InputError: it is none.
     """
-    check_head_dim(config, where)
     if config.get('num_key_value_heads') is None:
         return {}
     num = value_in(config, 'num_key_value_heads', SIZE, where)

@@ -8,7 +8,6 @@ from typing import Any
 
 from bert_jax.config.bert_config import BASE, Spelling
 from bert_jax.foreign.families.bert import (
-    ACTS_OF_GATED,
     DEFAULTS,
     EXACT_GELU,
     SPELLINGS,
@@ -83,7 +82,6 @@ GTE = Family(
     tied={'lm_head.decoder.weight': 'bert/embeddings/word_embeddings'},
     spellings={
         **SPELLINGS,
-        'hidden_act': Spelling('hidden_act', ACTS_OF_GATED),
         'type_vocab_size': Spelling('type_vocab_size'),
     },
     options={'positions': 'rotary', 'gated': True, 'layer_biases': 'not_intermediate'},

@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bert_jax.config.bert_config import Spelling
-from bert_jax.foreign.families.bert import ACTS_OF_GATED, DEFAULTS, SPELLINGS, classifier_dropout
+from bert_jax.foreign.families.bert import DEFAULTS, SPELLINGS, classifier_dropout
 from bert_jax.foreign.families.eurobert import kernels_of_llama
 from bert_jax.foreign.families.family import Architecture, Family
-from bert_jax.foreign.families.rotary_fields import check_head_dim, fields_of_rotary, rotary_in
+from bert_jax.foreign.families.rotary_fields import fields_of_rotary, rotary_in
 from bert_jax.runtime.files import Path
 
 _LAYER = 'nomic_bert.encoder.layers.{i}'
@@ -21,7 +20,6 @@ _CLASSIFIER = {'classifier': 'classifier'}
 
 def _options_of(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
     """The rotary positions, and the rate of dropout before the classifier."""
-    check_head_dim(config, where)
     return {**classifier_dropout(config, where), **rotary_in(config, where)}
 
 
@@ -54,7 +52,7 @@ NOMIC_BERT = Family(
         'cls.predictions.decoder.weight': 'bert/embeddings/word_embeddings',
         'cls.predictions.decoder.bias': 'cls/predictions/output_bias',
     },
-    spellings={**SPELLINGS, 'hidden_act': Spelling('hidden_act', ACTS_OF_GATED)},
+    spellings=SPELLINGS,
     options={'positions': 'rotary', 'gated': True, 'layer_biases': 'none'},
     # Most of these fields are only in the files of version 1.5 and before; transformers lacks them.
     only={

@@ -16,7 +16,8 @@ def rotary_in(config: Mapping[str, Any], where: Path) -> dict[str, float]:
     `rope_scaling` counts, as in transformers 5.
 
     Raises:
-      InputError: the positions are scaled by length, or turn only some of a head's dims.
+      InputError: the positions are scaled by length, or turn only some of a head's dims, or heads
+        have a size of their own.
     """
     field = 'rope_scaling' if config.get('rope_scaling') else 'rope_parameters'
     parameters = config.get(field) or {}
@@ -47,11 +48,13 @@ def base_of(
       field: that `parameters` is of.
 
     Raises:
-      InputError: the positions are scaled, or turn only some of a head's dims.
+      InputError: the positions are scaled, or turn only some of a head's dims, or heads have a size
+        of their own.
     """
     if not isinstance(parameters, dict):
         raise InputError(f'{where}: {field} has {parameters!r} where an object belongs: '
                          'download it again')
+    check_head_dim(config, where)
     fraction = 'partial_rotary_factor'
     for place, fields, key, readable in (
             (f'{field}: ', parameters, _key_of_type(parameters), 'default'),
@@ -72,7 +75,7 @@ def check_head_dim(
     """Raises InputError if a field is not `hidden_size` divided by the number of heads."""
     head_dim = config.get(field)
     heads = config['num_attention_heads']
-    if head_dim is not None and head_dim * heads != config['hidden_size']:
+    if head_dim is not None and head_dim != config['hidden_size'] / heads:
         raise InputError(f'{where}: {field}={head_dim!r} cannot be read: only models with '
                          f"hidden_size={config['hidden_size']} / num_attention_heads={heads} can")
 
