@@ -280,6 +280,7 @@ class Lines(Source):
         """A row for each line."""
         number = 0
         is_utf16 = False
+        is_told = False  # that a line holds a CR
         try:
             with self._open() as file:
                 lines = read_lines(file, self.name, LONGEST_LINE)
@@ -292,9 +293,10 @@ class Lines(Source):
                     number += 1
                     if number == 1:
                         is_utf16 = line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-                        if b'\r' in line.rstrip(b'\r\n'):
-                            tell(f'note: {self.name}, line 1 holds a CR (0x0D), which ends no line '
-                                 "here: if CR ends the lines, convert them (tr '\\r' '\\n')")
+                    if not is_told and b'\r' in line.strip():
+                        is_told = True
+                        tell(f'note: {self.name}, line {number} holds a CR (0x0D), which ends no '
+                             "line here: if CR ends the lines, convert them (tr '\\r' '\\n')")
                     yield _row_of_line(line, number, is_utf16)
         except OSError as error:
             raise InputError(f'{self.name} cannot be read ({error}): check it') from None

@@ -34,6 +34,7 @@ from bert_jax.runtime.files import (
     as_path,
     children,
     is_damage,
+    lone_cr,
     open_stream,
     read_lines,
 )
@@ -219,13 +220,17 @@ def _read_separated(
         names = list(headerless)
         header = []
         rows = itertools.chain([first], rows)
+    may_have_cr = format_of(path) == 'csv'  # within quotes
+    if not may_have_cr and '\r' in ''.join(header):
+        raise DamagedFile(lone_cr(path, first.line))
     _check_header(path, names, columns, optional)
     width = len(names)
     # Behind the cells of each row stands None, for the columns that the file lacks.
     places = [names.index(name) if name in names else width for name in columns]
     for line, cells, _ in rows:
         if len(cells) != width:
-            yield Row(line, [], f'columns: {len(cells)}, where {width} are wanted')
+            fault = f'columns: {len(cells)}, where {width} are wanted'
+            yield Row(line, [], fault if may_have_cr else fault + _hint_of_cr('\t'.join(cells)))
         elif cells == header and width > 1:  # files that were put together have it again
             yield Row(line, [], _HEADER_AGAIN)
         else:
@@ -374,9 +379,7 @@ def _csv_rows(path: str, numbered: Iterator[Line], separator: str) -> Iterator[R
     except csv.Error as error:
         if 'new-line' in str(error):
             raise DamagedFile(
-                f'{path}, line {first_line} holds a lone CR (0x0D), which ends no line here: '
-                'remove it or put its cell into quotes; if CR ends the lines, convert the file '
-                "(tr '\\r' '\\n')") from None
+                lone_cr(path, first_line, 'remove it or put its cell into quotes')) from None
         raise DamagedFile(
             f'{path}, line {first_line} is not CSV ({error}): correct the line; perhaps '
             'a quote in it is not closed') from None
@@ -443,7 +446,7 @@ def _line_values(texts: Iterator[Line]) -> Iterator[_Object]:
         try:
             yield _Object(number, _parsed(text), '')
         except (ValueError, RecursionError) as error:
-            yield _Object(number, None, f'not JSON ({error})')
+            yield _Object(number, None, f'not JSON ({error}){_hint_of_cr(text)}')
 
 
 def _list_values(path: str, texts: Iterator[Line]) -> Iterator[_Object]:
@@ -620,6 +623,25 @@ def lines(path: str) -> Iterator[Line]:
             f'{path}, line {number} is not UTF-8: byte {error.start} is '
             f'0x{error.object[error.start]:02x}; convert the file (iconv -t UTF-8)'
         ) from None
+
+
+def _hint_of_cr(row: str) -> str:
+    """A hint for the fault of a row with a CR within; '' for other rows."""
+    if '\r' not in row.strip():
+        return ''
+    return "; it holds a lone CR (0x0D): if CR ends the lines, convert the file (tr '\\r' '\\n')"
+
+
+def lines_of_words(path: str) -> Iterator[Line]:
+    """`lines` of a file of words or names, which hold no CR.
+
+    Raises:
+      DamagedFile: as `lines`; or a CR stands within a line.
+    """
+    for line in lines(path):
+        if '\r' in line.text.strip():
+            raise DamagedFile(lone_cr(path, line.number))
+        yield line
 
 
 def _is_mark(line: bytes) -> bool:

@@ -452,6 +452,12 @@ def read_lines(file: IO[bytes], name: object, longest: int) -> Iterator[bytes]:
         yield line
 
 
+def lone_cr(path: str | os.PathLike[str], line: int, remedy: str = 'remove it') -> str:
+    """The message for a line with a CR where none can be, such as a table whose lines CR ends."""
+    return (f'{path}, line {line} holds a lone CR (0x0D), which ends no line here: {remedy}; if CR '
+            "ends the lines, convert the file (tr '\\r' '\\n')")
+
+
 def read_blocks(
     path: str | os.PathLike[str], num_bytes: int, begin: int = 0, end: int | None = None
 ) -> Iterator[bytes]:

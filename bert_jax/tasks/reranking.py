@@ -147,7 +147,7 @@ def _read_candidates(path: str, judged: Judged) -> list[np.ndarray]:
     path = str(as_path(path))
     number_of = {name: i for i, name in enumerate(judged.document_ids)}
     found: dict[str, dict[int, None]] = {name: {} for name in judged.query_ids}
-    for line in table.lines(path):
+    for line in table.lines_of_words(path):
         words = line.text.split()
         if not words:
             continue

@@ -566,7 +566,7 @@ def _treebank_sentences(path: str, max_malformed: float) -> list[Sentence]:
     reader = _ColumnReader(path)
     unended: list[int] = []  # lines of words before which no empty line ends a sentence
     before = ''  # id of the word before
-    for line, text in table.lines(path):
+    for line, text in table.lines_of_words(path):
         cells = text.split('\t')
         if not text.strip():
             reader.end_sentence()

@@ -40,7 +40,7 @@ def read_word_lines(path: str) -> list[WordLine]:
       InputError: the file cannot be read, what its lines begin with is no word, or what they end
         with no tag.
     """
-    lines = _split(table.lines(path))
+    lines = _split(table.lines_of_words(path))
     if table.format_of(path) == 'csv':
         _check_not_commas(path, lines)
     comments = set(_comments(lines))

@@ -12,6 +12,7 @@ from bert_jax.runtime.files import (
     as_path,
     check_no_pointer,
     check_size,
+    lone_cr,
     near_file,
     read_bytes,
     write_whole,
@@ -86,10 +87,14 @@ def read_lines(
     A `\\r` before it is no part of the line.
 
     Raises:
-      InputError: where `read_file` raises it, or the file is not UTF-8.
+      InputError: where `read_file` raises it, the file is not UTF-8, or a CR stands within a line.
     """
     text = read_text(path, what, field)
     lines = text.removeprefix('\ufeff').rstrip('\r\n').split('\n')
+    if '\r' in text:
+        for number, line in enumerate(lines, 1):
+            if '\r' in line.strip():
+                raise InputError(lone_cr(path, number))
     return [line.removesuffix('\r') for line in lines]
 
 

@@ -72,8 +72,6 @@ GOOD = {
     'spaces in the header': Good('a.csv', CSV.replace('text,label', ' text , label ')),
     'further columns': Good('a.csv', 'id,text,label,\n1,x,a,\n2,y,b,\n', ['x', 'y']),
     'other line ends of Unicode': Good('a.tsv', f'text\tlabel\n{ODD}\ta\nz\tb\n', [ODD, 'z']),
-    'a CR in the first line, tsv': Good(
-        'a.tsv', 'o\rther\ttext\tlabel\n1\tx\ta\n2\ty\tb\n', ['x', 'y']),
     'a CR in quotes of the first line': Good(
         'a.csv', '"o\rther",text,label\n1,x,a\n2,y,b\n', ['x', 'y']),
     'a line end in quotes': Good('a.csv', 'text,label\n"x\ny",a\nz,b\n', ['x\ny', 'z']),
@@ -133,6 +131,22 @@ BAD = {
         'a.csv', CSV.replace('\n', '\r') + '\n', 'end with CR only'),
     'CR line ends and a blank line': Bad(
         'a.tsv', TSV.replace('\n', '\r') + '\n\n', 'end with CR only'),
+    'CR line ends and a line feed within, tsv': Bad(
+        'a.tsv', TSV.replace('\n', '\r').replace('b\r', 'b\n', 1), 'line 1 holds a lone CR'),
+    'CR line ends behind the header, tsv': Bad(
+        'a.tsv', TSV.replace('\n', '\r').replace('\r', '\n', 1),
+        'line 2: columns: 5.*holds a lone CR.*convert the file'),
+    'a CR in the first line, tsv': Bad(
+        'a.tsv', 'o\rther\ttext\tlabel\n1\tx\ta\n2\ty\tb\n', 'line 1 holds a lone CR'),
+    'CR line ends but for those of pairs of lines, tsv': Bad(  # alike many cells in each line
+        'a.tsv', 'text\tlabel\rx\ta\ny\tb\rz\ta\n', 'line 1 holds a lone CR'),
+    'CR line ends and a line feed within, csv': Bad(
+        'a.csv', CSV.replace('\n', '\r').replace('b\r', 'b\n', 1), 'line 1 holds a lone CR'),
+    'CR line ends and a line feed within, json lines': Bad(
+        'a.jsonl', LINES.replace('\n', '\r').replace('\r', '\n', 2).replace('\n', '\r', 1),
+        'line 1: not JSON.*holds a lone CR.*convert the file'),
+    'another name, and a CR in quotes': Bad(
+        'a.csv', CSV.replace('text,', '"te\rxt",'), "no column 'text'.*it has: te"),
     'no object has the field': Bad(
         'a.jsonl', LINES.replace('"text"', '"words"'),
         "no column 'text' in any row.*config.data.text"),

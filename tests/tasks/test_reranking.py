@@ -329,10 +329,11 @@ def test_candidates_are_read_by_their_ids(tmp_path):
     ('q1 d2 1\n', ('line 1', 'QUERY Q0 DOCUMENT')),
     ('q1 Q0 lost 1 9 x\n', ('line 1', "'lost'", 'config.reranking.corpus')),
     ('q1 Q0 d1 1 9 x\nq1 Q0 d1 2 8 x\n', ('line 2', 'already')),
+    ('q1 Q0 d1 1 9 x\rq1 Q0 d2 2 8 x\nq2 Q0 d1 1 9 x\r', ('line 1', 'lone CR')),
     ('q9 Q0 d1 1 9 x\n', ('config.reranking.queries',)),
 ])
 def test_rankings_that_do_not_fit_are_refused(tmp_path, content, said):
-    (tmp_path / 'found.trec').write_text(content)
+    (tmp_path / 'found.trec').write_bytes(content.encode())
     with refused(*said):
         reranking._read_candidates(str(tmp_path / 'found.trec'), judged_of(['d1', 'd2']))
 

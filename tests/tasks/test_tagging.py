@@ -68,6 +68,8 @@ def test_a_treebank_s_words_may_count_from_0(tmp_path, capsys):
     ('john\tPROPN\nwas\tAUX\n', 'line 1: columns: 2, where CoNLL-U has 10'),
     (TREEBANK.replace('AUX', '_').replace('NOUN', '_'),
      r'line 4: no part of speech \(UPOS, column 4\)'),
+    (TREEBANK.replace('\n', '\r') + '\n1\ta\t_\tX\t_\t_\t0\troot\t_\t_\n',
+     'line 1 holds a lone CR .*convert the file'),
     ('1\t_\t_\tNOUN\t_\t_\t0\troot\t_\t_\n', '_ in the place of every word: its README'),
 ])
 def test_treebanks_that_are_refused(text, said, tmp_path):

@@ -84,6 +84,7 @@ def test_words_and_tags_are_found(name, tmp_path, capsys):
     ('1999 CD O\n\n42 CD O\n\n10115 CD B-ZIP\n\n7 CD O\n', ['1999', '42', '10115', '7']),
     ('0 O\n0 B-N\n1 I-N\n1 I-N\n2 I-N\n', ['0', '0', '1', '1', '2']),
     ('ha UH\n' * 12, ['ha'] * 12),
+    ('The O\n\r O\nend O\n', ['The', '\r', 'end']),
     ('The O\n\ufeff O\nman B-PER\n\n\ufeffJohn B-PER\n', ['The', '\ufeff', 'man', 'John']),
 ])
 def test_words_may_be_odd(text, words, tmp_path, capsys):
@@ -112,9 +113,11 @@ NUMBERS = 'its first column numbers words or sentences'
     (lines('{tag}\t{word}'), 'its lines begin with tags such as I-PER'),
     (lines('de:{word}\t{tag}'), "all of its words begin with 'de:'"),
     ('\n'.join([lines('{word} {tag} _')] * 2), "its last column is '_' in all lines"),
+    (lines('{word} {tag}').replace('\n', '\r').replace('\r', '\n', 1), 'line 2 holds a lone CR'),
 ], ids=['numbers', 'GermEval', 'sentences', 'CoNLL-U', 'CoNLL-2012', 'two documents',
         'no empty lines', 'a header of tags first', 'names of its own', 'a mark',
-        'a mark, tags first', 'tags first', 'WikiANN', 'nothing in the place of tags'])
+        'a mark, tags first', 'tags first', 'WikiANN', 'nothing in the place of tags',
+        'CR line ends but for one'])
 def test_what_stands_in_the_place_of_words_is_refused(text, message, tmp_path):
     with refused(message):
         read_tagged(put(tmp_path, 'own.txt', text))

@@ -18,7 +18,7 @@ def test_ids_follow_lines(tmp_path):
     # A line of white space takes an id, as in Google's load_vocab, though no text can match it.
     path = tmp_path / 'vocab.txt'
     lines = ['[UNK]', '[CLS]', '[SEP]', '[PAD]', '[MASK]']
-    lines += ['\u00a0', 'a\u3000', 'a', '##a', '##', 'b']
+    lines += ['\r', 'a\u3000', 'a', '##a', '##', 'b']
     for content in ('\n'.join(lines), '\n'.join([*lines, '']), '\r\n'.join([*lines, ''])):
         path.write_bytes(content.encode())
         vocab = read_vocab(path)
@@ -44,6 +44,8 @@ SPECIAL_LINES = '\n'.join(SPECIAL_TOKENS).encode() + b'\n'
 @pytest.mark.parametrize(('data', 'words'), [
     (None, ['No such file']), (b'\n\n', ['empty']),
     (SPECIAL_LINES.replace(b'[MASK]\n', b''), ['[MASK]', 'missing']),
+    (SPECIAL_LINES.replace(b'\n', b'\r'), ['line 1', 'lone CR']),
+    (SPECIAL_LINES + SPECIAL_LINES.replace(b'\n', b'\r'), ['line 6', 'lone CR']),
     (SPECIAL_LINES + b'caf\xe9\n', ['line 6', '0xe9', 'offset 34', 'UTF-8']),
 ])
 def test_bad_files_are_named(tmp_path, data, words):
