@@ -404,8 +404,8 @@ def _run_tests(by_file: list[list[str]], failures: int) -> int:
 
 def _load_packages() -> None:
     """Imports what tests do, without the package; no device is opened."""
-    sys.dont_write_bytecode = True  # of mistakes
     importlib.import_module('tests.conftest')  # sets the environment that jax reads
+    sys.dont_write_bytecode = True  # of mistakes
     warm_up()
     python()  # starts what programs are forks of
     gc.collect()
