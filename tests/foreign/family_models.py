@@ -11,12 +11,13 @@ POSITIONS = 48
 SIZES = {
     'vocab_size': VOCAB_SIZE,
     'hidden_size': 24,
-    'num_hidden_layers': 4,
+    'num_hidden_layers': 2,
     'num_attention_heads': 3,
     'intermediate_size': 20,
     'max_position_embeddings': POSITIONS,
 }
-# The beginning of the classes' names, and the fields of their config beside SIZES.
+# The beginning of the classes' names, and the fields of their config beside SIZES. Where layers are
+# of two kinds, there are enough of them for one to come back.
 VARIANTS = {
     'bert': ('Bert', {'hidden_act': 'gelu_pytorch_tanh', 'layer_norm_eps': 1e-7}),
     'bert with one segment': ('Bert', {'type_vocab_size': 1}),
@@ -30,18 +31,19 @@ VARIANTS = {
     'distilbert': ('DistilBert', {'hidden_dim': 20, 'seq_classif_dropout': 0.25}),
     'electra': ('Electra', {'embedding_size': 24}),
     'electra small': ('Electra', {'embedding_size': 16, 'layer_norm_eps': 1e-7}),
-    'modernbert': ('ModernBert', {'local_attention': 8}),
+    'modernbert': ('ModernBert', {'local_attention': 8, 'num_hidden_layers': 4}),
     'modernbert of means': ('ModernBert', {
-        'local_attention': 10, 'classifier_pooling': 'mean', 'global_attn_every_n_layers': 2,
+        'local_attention': 10, 'num_hidden_layers': 3, 'classifier_pooling': 'mean', 'global_attn_every_n_layers': 2,
         'norm_eps': 1e-6}),
     'modernbert with biases': ('ModernBert', {
         'attention_bias': True, 'mlp_bias': True, 'norm_bias': True,
-        'classifier_bias': True, 'layer_types': ['full_attention'] * 4}),
+        'classifier_bias': True, 'layer_types': ['full_attention'] * 2}),
     'modernbert with some biases': ('ModernBert', {
         'attention_bias': True, 'classifier_bias': True, 'decoder_bias': False,
         'classifier_activation': 'gelu_python'}),
     'modernbert of version 4': ('ModernBert', {
-        'local_attention': 8, 'global_rope_theta': 5000.0, 'local_rope_theta': 900.0}),
+        'local_attention': 8, 'global_rope_theta': 5000.0, 'local_rope_theta': 900.0,
+        'num_hidden_layers': 4}),
     'albert': ('Albert', {
         'embedding_size': 16, 'hidden_act': 'gelu_pytorch_tanh', 'layer_norm_eps': 1e-7}),
     'jina': ('JinaEmbeddingsV3', {
@@ -60,12 +62,13 @@ VARIANTS = {
         'num_key_value_heads': 1, 'hidden_size': 30, 'classifier_pooling': 'bos',
         'rope_parameters': {'rope_type': 'default', 'rope_theta': 250_000.0}}),
     'mpnet': ('MPNet', {'pad_token_id': 1, 'max_position_embeddings': POSITIONS + 2}),
-    'ultrabert': ('Ultrabert', {'sliding_window': 3, 'prediction_head_size': 24}),
+    'ultrabert': ('Ultrabert', {
+        'sliding_window': 3, 'prediction_head_size': 24, 'num_hidden_layers': 4}),
     'ultrabert of means': ('Ultrabert', {
         'num_attention_heads': 6, 'num_key_value_heads': 3, 'classifier_pooling': 'mean',
         'prediction_head_size': 10, 'sliding_window': 4, 'rms_norm_eps': 1e-5,
-        'layer_types': [
-            'full_attention', 'sliding_attention', 'full_attention', 'sliding_attention']}),
+        'num_hidden_layers': 3,
+        'layer_types': ['full_attention', 'sliding_attention', 'full_attention']}),
 }
 CLASSES = (
     'Model', 'ForMaskedLM', 'ForSequenceClassification', 'ForMultipleChoice',

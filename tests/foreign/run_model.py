@@ -95,11 +95,15 @@ def pretraining_outputs(config, params, rows):
         return masked_lm_logits(mlm_output)[..., : config.vocab_size]
 
     if 'seq_relationship' not in params['cls']:
-        outputs = jax.jit(Bert(config, pooled=False).apply)({'params': params['bert']}, *rows)
-        predictions = Predictions(config).bind({'params': params['cls']['predictions']})
-        hidden, bias = predictions(outputs['sequence_output'])
-        table = predictions.output_table(params['bert']['embeddings']['word_embeddings'])
-        return {'logits': logits_of((hidden, table, bias))}
+        @jax.jit
+        def logits_everywhere(params, rows):
+            outputs = Bert(config, pooled=False).apply({'params': params['bert']}, *rows)
+            predictions = Predictions(config).bind({'params': params['cls']['predictions']})
+            hidden, bias = predictions(outputs['sequence_output'])
+            table = predictions.output_table(params['bert']['embeddings']['word_embeddings'])
+            return logits_of((hidden, table, bias))
+
+        return {'logits': logits_everywhere(params, rows)}
     input_ids = rows[0]
     everywhere = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
     batch = batch_of(rows) | {

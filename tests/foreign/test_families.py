@@ -122,16 +122,33 @@ def test_logits_of_padded_batches_and_of_packed_rows(variant, kind, tmp_path):
     model.save_pretrained(tmp_path)
     weights = load_weights(tmp_path)
     batches = [family_models.random_inputs(model, length) for length in LENGTHS]
-    expected = []
-    for inputs in batches:
-        theirs = named_as_ours(family_models.outputs_of(model, inputs), kind)
-        assert theirs
-        found = outputs(weights, inputs)
-        for name, x in real(theirs, inputs).items():
-            np.testing.assert_allclose(
-                real(found, inputs)[name], x, rtol=0, atol=TOLERANCE, err_msg=name)
-        expected.append(theirs)
+    expected = [
+        named_as_ours(family_models.outputs_of(model, inputs), kind) for inputs in batches]
+    assert expected[0]
+    together = in_one_batch(batches, model.config.pad_token_id)
+    found = real(outputs(weights, together), together)
+    of_batches = [
+        real(theirs, inputs) for theirs, inputs in zip(expected, batches, strict=True)]
+    for name in of_batches[0]:
+        np.testing.assert_allclose(
+            found[name], np.concatenate([theirs[name] for theirs in of_batches]), rtol=0,
+            atol=TOLERANCE, err_msg=name)
     check_packed(weights, kind, batches, expected)
+
+
+def in_one_batch(batches, pad_token_id):
+    """Inputs of several lengths, padded to the longest, in one batch: one program to compile."""
+    longest = max(inputs['input_ids'].shape[-1] for inputs in batches)
+    together = {}
+    for name in batches[0]:
+        padding = pad_token_id if name == 'input_ids' else 0
+        rows = []
+        for inputs in batches:
+            x = inputs[name]
+            added = [(0, 0)] * (x.ndim - 1) + [(0, longest - x.shape[-1])]
+            rows.append(np.pad(x, added, constant_values=padding))
+        together[name] = np.concatenate(rows)
+    return together
 
 
 def named_as_ours(theirs, kind):
