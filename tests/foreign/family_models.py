@@ -33,8 +33,8 @@ VARIANTS = {
     'electra small': ('Electra', {'embedding_size': 16, 'layer_norm_eps': 1e-7}),
     'modernbert': ('ModernBert', {'local_attention': 8, 'num_hidden_layers': 4}),
     'modernbert of means': ('ModernBert', {
-        'local_attention': 10, 'num_hidden_layers': 3, 'classifier_pooling': 'mean', 'global_attn_every_n_layers': 2,
-        'norm_eps': 1e-6}),
+        'local_attention': 10, 'num_hidden_layers': 3, 'classifier_pooling': 'mean',
+        'global_attn_every_n_layers': 2, 'norm_eps': 1e-6}),
     'modernbert with biases': ('ModernBert', {
         'attention_bias': True, 'mlp_bias': True, 'norm_bias': True,
         'classifier_bias': True, 'layer_types': ['full_attention'] * 2}),
