@@ -38,8 +38,8 @@ if [ "$wanted" != "$(cat .venv/installed-requirements.txt 2> /dev/null)" ]; then
   echo "installing requirements for $platform into .venv (once, a few minutes) ..."
   [ -x .venv/bin/python ] || "$python" -m venv .venv
   # uv takes half a minute and pip three, but uv does not read pip's settings (an index, say).
-  # Bytecode, as pip writes it: without, the first start of each program takes ten seconds more, and
-  # every one where PYTHONDONTWRITEBYTECODE is set.
+  # Bytecode, as pip writes it: without, the first start of a run takes five seconds more, and so does
+  # every start where PYTHONDONTWRITEBYTECODE is set.
   uv pip install --quiet --compile-bytecode --python=.venv/bin/python -r requirements.txt \
     "${extra[@]+"${extra[@]}"}" 2> /dev/null ||
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt \
