@@ -1,9 +1,9 @@
 """The one reader of tables: CSV, TSV, JSON and Parquet, for training and prediction.
 
 A file's extension tells its format, in upper or lower case: `.csv` has quoting, and its header
-tells what separates the cells; `.json` and `.jsonl` hold an object a line or one list of objects,
-`.parquet` and data sets of the Hugging Face hub (`runtime.hub`) are Parquet, anything else is TSV
-without quoting. All but Parquet may be compressed (`.gz`, `.bz2`).
+tells what separates the cells; `.json`, `.jsonl`, `.ndjson` and `.jsonlines` hold an object a line
+or one list of objects, `.parquet` and data sets of the Hugging Face hub (`runtime.hub`) are
+Parquet, anything else is TSV without quoting. All but Parquet may be compressed (`.gz`, `.bz2`).
 A bad file is an `InputError`. A bad row has a `fault`: training leaves the row out, up to a limit,
 and prediction gives an error in its place.
 """
@@ -119,8 +119,11 @@ def format_of(path: str) -> str:
     """'csv', 'tsv', 'json' or 'parquet', by a file's name; '' for any other name."""
     if path.startswith('hf:'):
         return 'parquet'
-    ending = re.search(r'\.(csv|tsv|jsonl?|parquet)(\.gz|\.bz2)?$', path.lower())
-    return ending[1].removesuffix('l') if ending else ''
+    ending = re.search(
+        r'\.(csv|tsv|jsonl?|ndjson|jsonlines|parquet)(\.gz|\.bz2)?$', path.lower())
+    if not ending:
+        return ''
+    return 'json' if 'json' in ending[1] else ending[1]
 
 
 def read_rows(
@@ -251,6 +254,8 @@ def _check_header(
 
 def _no_column(path: str, name: str, names: Sequence[str], where: str = 'in its header') -> str:
     """The message for a table that has columns `names` and lacks another one."""
+    if re.match(r'\[?\s*\{\s*"', ','.join(names)):
+        return f'{path} begins like JSON, and by its name is none: let it end in .jsonl or .json'
     remedy = ('name the columns as the original file does; those of your files with '
               '--config.data.text, text_pair, choices, label and id, or for predictions with '
               '--text, --text-pair and --choices')
@@ -446,7 +451,18 @@ def _line_values(texts: Iterator[Line]) -> Iterator[_Object]:
         try:
             yield _Object(number, _parsed(text), '')
         except (ValueError, RecursionError) as error:
-            yield _Object(number, None, f'not JSON ({error}){_hint_of_cr(text)}')
+            yield _Object(number, None, f'not JSON ({error}){_hint_of_line(text, error)}')
+
+
+def _hint_of_line(text: str, error: Exception) -> str:
+    """A hint on what is wrong with a line that is not one value of JSON; '' if none is likely."""
+    if isinstance(error, json.JSONDecodeError):
+        rest = text[error.pos :].strip()
+        if not rest:
+            return '; the line ends within an object: write each object on a line of its own'
+        if rest == ',':
+            return '; a comma stands behind the object: remove it'
+    return _hint_of_cr(text)
 
 
 def _list_values(path: str, texts: Iterator[Line]) -> Iterator[_Object]:
@@ -602,6 +618,8 @@ def lines(path: str) -> Iterator[Line]:
         with open_stream(path) as file:
             ended = itertools.chain(read_lines(file, path, longest), [b''])
             for number, (line, following) in enumerate(itertools.pairwise(ended), 1):
+                if number == 1 and line.startswith(b'PAR1'):
+                    raise DamagedFile(f'{path} is a Parquet file: let its name end in .parquet')
                 if b'\0' in line:
                     encoding = _wide_encoding(line)
                     raise DamagedFile(
@@ -611,7 +629,9 @@ def lines(path: str) -> Iterator[Line]:
                     raise DamagedFile(
                         f'{path}, line 1 is not UTF-8 but UTF-16, as its byte order mark shows: '
                         'convert it (iconv -f UTF-16 -t UTF-8)')
-                if number == 1 or _is_mark(line):
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
+                while _is_mark(line):
                     line = line.removeprefix(codecs.BOM_UTF8)
                 is_all = number == 1 and not following.strip()
                 if is_all and b'\r' in line.rstrip(b'\r\n'):
@@ -784,7 +804,7 @@ def texts_of(cells: Sequence[Any]) -> list[str]:
     """
     for cell in cells:
         if not isinstance(cell, str):
-            raise Malformed('a text is not a string')
+            raise Malformed(f'a text is not a string, but {cell!r:.60}')
         if not cell.isascii():
             try:
                 cell.encode()

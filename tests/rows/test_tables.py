@@ -63,6 +63,9 @@ GOOD = {
     'json lines': Good('a.jsonl', LINES),
     'json list': Good('a.json', json.dumps(OBJECTS)),
     'json list over several lines': Good('a.json', json.dumps(OBJECTS, indent=2)),
+    'another name of json lines': Good('a.ndjson', LINES),
+    'a third name of json lines': Good('a.jsonlines.gz', LINES),
+    'two marks': Good('a.csv', codecs.BOM_UTF8 * 2 + CSV.encode()),
     'upper-case ending, csv': Good('a.CSV', CSV),
     'upper-case ending, tsv': Good('a.Tsv', TSV),
     'upper-case ending, json lines': Good('a.JSONL', LINES),
@@ -150,6 +153,18 @@ BAD = {
     'no object has the field': Bad(
         'a.jsonl', LINES.replace('"text"', '"words"'),
         "no column 'text' in any row.*config.data.text"),
+    'json of another name': Bad('a.tsv', LINES, 'begins like JSON, .*let it end in .jsonl'),
+    'json of another name, csv': Bad('a.csv', LINES, 'begins like JSON, '),
+    'a json list of another name': Bad('a.data.csv', json.dumps(OBJECTS), 'begins like JSON, '),
+    'json objects over several lines': Bad(
+        'a.json', '\n'.join(json.dumps(row, indent=1) for row in OBJECTS),
+        'line 1: not JSON.*the line ends within an object: write each object on a line'),
+    'json lines with commas': Bad(
+        'a.jsonl', LINES.replace('\n', ',\n'), 'line 1: not JSON.*a comma stands behind the obj'),
+    'json of columns': Bad(
+        'a.json', json.dumps({'text': dict(enumerate(TEXTS)), 'label': dict(enumerate(TEXTS))}),
+        "line 1: a text is not a string, but {'0': 'one text', '1'"),
+    'Parquet': Bad('a.csv', b'PAR1\x15\0', 'is a Parquet file: let its name end in .parquet'),
     'empty, csv': Bad('a.csv', '', 'holds no rows'),
     'empty, tsv': Bad('a.tsv', '', 'holds no rows'),
     'empty, json lines': Bad('a.jsonl', '', 'holds no rows'),
