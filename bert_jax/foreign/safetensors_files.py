@@ -115,6 +115,7 @@ def open_tensors(
         return index, _open_shards(index, stack)
     if not exists(single):
         _check_no_other_weights(folder)
+        _check_no_other_names(folder)
     return single, open_file(single, stack)
 
 
@@ -143,6 +144,16 @@ def _check_no_other_weights(folder: Path) -> None:
                     f'{folder} holds its weights as {title.format(suffix)}: load it with the class '
                     f'that its config.json names in architectures ({loading}) and save it anew '
                     'with save_pretrained(FOLDER)')
+
+
+def _check_no_other_names(folder: Path) -> None:
+    """Raises InputError if a folder has safetensors of other names, which nothing lists."""
+    names = sorted(child.name for child in children(folder))
+    others = [name for name in names if name.endswith('.safetensors')]
+    if others:
+        raise InputError(f'{folder} has {others[0]}, but no {SINGLE} and no {INDEX}: download the '
+                         f'latter, which lists files with parts of a model, or call a file that '
+                         f'has all of it {SINGLE}')
 
 
 def open_file(path: Path, stack: contextlib.ExitStack) -> dict[str, FileTensor]:

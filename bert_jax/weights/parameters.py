@@ -463,8 +463,11 @@ def check_tensors(
         if part_of(tensor.name) in (None, *parts):
             form = stored.form_of(tensor)
             assert form is not None, tensor.name
-            _check_shape(stored, form, tensor.shape_in(form, sizes))
             held[tensor] = form
+    for form in held.values():  # before shapes: the number of labels is that of a bias
+        _check_present(stored, form)
+    for tensor, form in held.items():
+        _check_shape(stored, form, tensor.shape_in(form, sizes))
     return held, sizes
 
 
@@ -525,11 +528,16 @@ def _num_labels(stored: StoredTensors) -> int:
     return stored.shapes.get(form.names[0], (0,))[0]
 
 
-def _check_shape(stored: StoredTensors, form: Form, expected: tuple[int, ...]) -> None:
-    """Raises InputError if a tensor is missing or has another shape."""
+def _check_present(stored: StoredTensors, form: Form) -> None:
+    """Raises InputError if a tensor is missing."""
     for name in form.names:
         if name not in stored.shapes:
             raise InputError(f'{stored.where} has no tensor {name}: it is not the whole of a model')
+
+
+def _check_shape(stored: StoredTensors, form: Form, expected: tuple[int, ...]) -> None:
+    """Raises InputError if a tensor has another shape."""
+    for name in form.names:
         found = tuple(stored.shapes[name])
         if found != expected:
             raise InputError(f'{stored.where}: {name} is {list(found)}, and by '

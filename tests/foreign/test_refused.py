@@ -147,6 +147,8 @@ HUGGINGFACE = [
     Case('pretraining', having(DENSE + 'weight', np.ones((12, 8), np.float32)),
          says=[DENSE + 'weight', '[12, 8]', '[8, 12]', 'config.json']),
     Case('pretraining', without(DENSE + 'bias'), says=[f'has no tensor {DENSE}bias']),
+    Case('shards', lose(INDEX), says=['has model-0.safetensors, but no', INDEX, 'call a file']),
+    Case('classification', without('classifier.bias'), says=['has no tensor classifier.bias']),
     Case('pretraining', without('pooler'), says=['whose head needs a pooler']),
     Case('pretraining',
          having('cls.predictions.decoder.weight', np.ones((40, 8), np.float32)),
