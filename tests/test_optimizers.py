@@ -27,8 +27,6 @@ from bert_jax.step.schedules import ScheduleSegment, make_schedule
 from bert_jax.step.step import abstract_state, parameters_of
 from tests.tiny_models import assert_close, jit, random_like
 
-pytestmark = pytest.mark.slow
-
 B1 = 0.9
 B2 = 0.999
 EPS = 1e-6

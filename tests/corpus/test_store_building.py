@@ -29,7 +29,6 @@ from bert_jax.text.wordpiece import WordPieceTokenizer
 from tests.corpus.store_worker import work_without_tensorflow
 from tests.refusals import refused
 
-pytestmark = pytest.mark.slow
 LETTERS = 'abcdefghijklmnopqrstuvwxyz'
 
 

@@ -15,8 +15,6 @@ from bert_jax.sharding import make_mesh
 from tests.kernels.plain_attention import attention_with_gradient
 from tests.kernels.test_attention_tpu import inputs, kernel, with_gradient
 
-pytestmark = pytest.mark.slow
-
 on_gpu = functools.partial(kernel, on_gpu=True)
 
 

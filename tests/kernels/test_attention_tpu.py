@@ -22,7 +22,6 @@ from bert_jax.sharding import make_mesh
 from tests.kernels.plain_attention import LAYER, attention_with_gradient
 from tests.tiny_models import jit
 
-pytestmark = pytest.mark.slow
 
 def kernel(
     qkv, *args, rate, window=0, rotary_base=0.0, rotary_factor=1.0, mesh=None, on_gpu=False,

@@ -18,8 +18,6 @@ from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
 from tests.tiny_models import jit, random_like
 
-pytestmark = pytest.mark.slow
-
 CONFIG = ModelConfig(vocab_size=50, num_layers=2, hidden_size=8, num_heads=2, intermediate_size=8,
                      max_position_embeddings=16)
 CAUSAL = dataclasses.replace(CONFIG, causal=True)

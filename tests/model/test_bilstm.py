@@ -16,8 +16,6 @@ from bert_jax.model.layers import ModelConfig, path_names
 from bert_jax.sharding import Layout, make_mesh
 from tests.tiny_models import jit, random_like
 
-pytestmark = pytest.mark.slow
-
 CONFIG = ModelConfig(
     vocab_size=50, num_layers=2, hidden_size=16, num_heads=2, intermediate_size=32,
     max_position_embeddings=24, classifier_dropout=0.4, initializer_range=0.5)

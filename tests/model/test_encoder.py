@@ -26,8 +26,6 @@ from bert_jax.sharding import Layout
 from tests.conftest import check_golden
 from tests.tiny_models import drawn_params, jit
 
-pytestmark = pytest.mark.slow
-
 CONFIG = ModelConfig(
     vocab_size=300, num_layers=2, hidden_size=32, num_heads=4, intermediate_size=64,
     max_position_embeddings=24, hidden_dropout=0.2, attention_dropout=0.3, initializer_range=0.1)

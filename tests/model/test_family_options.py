@@ -16,8 +16,6 @@ from bert_jax.model.flops import key_value_flops
 from bert_jax.model.layers import LayerNorm, ModelConfig
 from tests.tiny_models import assert_close, jit, random_like
 
-pytestmark = pytest.mark.slow
-
 CONFIG = ModelConfig(
     vocab_size=90, num_layers=2, hidden_size=16, num_heads=2, intermediate_size=24,
     max_position_embeddings=26, hidden_dropout=0.0, attention_dropout=0.0)

@@ -15,8 +15,6 @@ from bert_jax.model.layers import ModelConfig
 from bert_jax.sharding import Layout
 from tests.tiny_models import jit, random_like
 
-pytestmark = pytest.mark.slow
-
 BATCH, SLOTS, HIDDEN, VOCAB, PADDED = 4, 10, 16, 50, 64
 
 

@@ -15,8 +15,6 @@ from bert_jax.predict.outputs import write_features
 from tests.conftest import run_python
 from tests.predict import tiny
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def run(monkeypatch, capsys):

@@ -19,8 +19,6 @@ from bert_jax.runtime.arriving import PAUSE, Arriving
 from bert_jax.runtime.errors import InputError
 from tests.predict import tiny
 
-pytestmark = pytest.mark.slow
-
 LIMIT = tiny.SIZES['max_position_embeddings'] - 2
 
 

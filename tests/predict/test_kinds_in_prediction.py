@@ -20,8 +20,6 @@ from bert_jax.tools.report import examples
 from tests.predict import tiny
 from tests.tokenizer_files import ALL_KINDS, KINDS, LIBRARY_KINDS, write_tokenizer
 
-pytestmark = pytest.mark.slow
-
 LABELS = {'classification': ('bad', 'good'), 'token_classification': ('O', 'B-A', 'I-A')}
 TEXTS = [
     'The cat sat on the mat.', 'unwanted', 'Ünïcödé naïve café', '東京 12,345  times', 'a',

@@ -25,8 +25,6 @@ from bert_jax.watch.verify import make_verify
 from tests.tiny_models import assert_close, drawn_params, drawn_state, fixed_step
 from tests.train.toy import Toy, batch, mesh, sgd_step
 
-pytestmark = pytest.mark.slow
-
 BATCH_SIZE = 16
 LENGTH = 16
 NUM_SLOTS = 6

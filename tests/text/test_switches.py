@@ -13,8 +13,6 @@ from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
 from bert_jax.text.vocab_files import read_vocab, write_vocab
 from bert_jax.text.wordpiece import ORIGINAL, Switches, WordPieceTokenizer
 
-pytestmark = pytest.mark.slow
-
 NEVER_SPLIT = ('naïve', 'Über-all', '[X]', '你', 'U.S.')
 
 
