@@ -28,6 +28,7 @@ _BLOCK_BYTES = 1 << 20
 _MAX_DOCUMENT_BYTES = 16 << 20
 _LARGE_BYTES = 1 << 30
 _RANGE_BYTES = 512 << 20
+_MOST_LONE = 20  # CRs within lines for each line feed; where there are more, CR ends the lines
 _BYTE_ORDER_MARK = b'\xef\xbb\xbf'
 _MARKS_OF_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 # Part of the digest of files of text, of which version 1 has no name: raise it when their reading
@@ -242,7 +243,8 @@ def _line_blocks(path: str, begin: int = 0, end: int | None = None) -> Iterator[
         text = block
         if offset == 0:
             text = block.removeprefix(_BYTE_ORDER_MARK)
-            if text.count(b'\r') > 1 and b'\n' not in text:
+            num_lone = text.count(b'\r') - text.count(b'\r\n')
+            if num_lone > max(1, _MOST_LONE * text.count(b'\n')):
                 raise DamagedFile(
                     f"{path}: its lines end with CR only: convert it (tr '\\r' '\\n')")
         yield text.replace(b'\r\n', b'\n')

@@ -243,6 +243,9 @@ def label_names(config: ConfigDict, path: str, column: str) -> list[str]:
     file = as_path(named)
     if file.exists():
         parts = read_lines(file, 'label names', 'config.data.label_names')
+        if several_labels.is_json('\n'.join(parts)):
+            raise InputError(f'config.data.label_names={named} holds JSON: write one name a line, '
+                             'that of label 0 first')
     else:
         parts = named.split(',')
     names = list(filter(None, map(str.strip, parts)))

@@ -63,6 +63,11 @@ def _json_value(text: str) -> Any:
         return None
 
 
+def is_json(text: str) -> bool:
+    """Whether a text is a list or an object of JSON."""
+    return isinstance(_json_value(text), list | dict)
+
+
 def _python_value(text: str) -> Any:
     """The value of a literal of Python; None if it is none."""
     if _BETWEEN_STRINGS.search(text):  # Python would join the strings of ['a' 'b']

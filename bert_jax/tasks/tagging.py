@@ -64,6 +64,7 @@ _USUAL_TAGS = ('tags', 'ner_tags', 'pos_tags', 'ner', 'label', 'labels')
 _NO_WORD = '[UNK]'  # stands for an empty word where words are in columns, as in the model's input
 _TREEBANK = re.compile(r'\.conllu(\.gz|\.bz2)?$', re.IGNORECASE)
 _TREEBANK_COLUMNS = 10
+_IGNORED = '-100'  # what PyTorch's losses leave out
 _NOTHING = '_'  # in a column of a treebank
 # The other columns of a treebank, by the names that data sets give them.
 _UNREAD_COLUMNS = ('lemma', 'xpos', 'feats', 'head', 'deprel', 'deps', 'misc')
@@ -685,7 +686,11 @@ def _json_sentences(
         if not all(isinstance(word, str) for word in words):
             raise table.Malformed('a word is no string')
         words = table.texts_of(words)
-        labels = map(table.label_of, tags)
+        labels = list(map(table.label_of, tags))
+        if _IGNORED in labels:
+            raise InputError(
+                f"'{tag_column}' has {_IGNORED}, which stands for tokens without a tag, such as "
+                'the second part of a word: write whole words, each with its tag')
         named = [table.named(label, names) for label in labels]
         return Sentence(words, named)
 

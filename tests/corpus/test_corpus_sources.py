@@ -153,6 +153,7 @@ def test_documentation_other_than_pythons_is_refused(tmp_path):
     ('utf16.txt', 'Text.\n'.encode('utf-16'), ['UTF-16', 'iconv -f UTF-16']),
     ('utf16.zh', '\ufeff文\n'.encode('utf-16-be'), ['UTF-16', 'iconv -f UTF-16']),
     ('cr.txt', b'One.\rTwo.\r', ['end with CR only']),
+    ('cr_but_one.txt', b'One.\rTwo.\r' * 20 + b'\n', ['end with CR only']),
     ('wiki_00', b'{"id": "1", "text": "A"}\n', ['begins like JSON', 'jsonl:', 'text:']),
     ('list', b'[\n  {"text": "A"}]\n', ['begins like JSON']),
     ('dump.xml', b'<mediawiki xmlns="x" version="0.10">\n', ['MediaWiki dump', 'wikidump:']),

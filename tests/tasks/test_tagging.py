@@ -120,6 +120,22 @@ def test_names_of_tags_that_are_no_utf_8_are_refused(numbered_tags, tmp_path):
         opened('tagging', numbered_tags, tmp_path, eval_source=True, label_names=names)
 
 
+@pytest.mark.parametrize('content', ['["O", "B-PER"]', '[\n "O",\n "B-PER"\n]\n', '{"0": "O"}'])
+def test_names_of_tags_in_json_are_refused(content, numbered_tags, tmp_path):
+    names = put(tmp_path, 'names.json', content)
+    with refused(f'config.data.label_names={names} holds JSON', 'one name a line'):
+        opened('tagging', numbered_tags, tmp_path, eval_source=True, label_names=names)
+
+
+@pytest.mark.parametrize('names', ['', 'O,B-PER'])
+def test_tags_of_a_tokenizer_s_pieces_are_refused(names, tmp_path):
+    source = put(tmp_path, 'own.jsonl', [
+        {'text': ['a', 'b'], 'label': [1, 0]}, {'text': ['the', 'lead', '##er'],
+                                                'label': [1, 0, -100]}])
+    with refused('line 2', "'label' has -100", 'write whole words'):
+        opened('tagging', source, tmp_path, eval_source=True, label_names=names)
+
+
 def test_names_of_tags_come_from_parquet(tmp_path):
     names = {'_type': 'ClassLabel', 'names': ['O', 'B-PER', 'I-PER']}
     source = parquet(
