@@ -134,7 +134,8 @@ class Settings(NamedTuple):
 def _not_berts(tokenizer: Mapping[str, Any]) -> list[str]:
     """The settings of a WordPiece tokenizer.json that BERT's tokenizer here does not have.
 
-    They are its template, and the most characters of a word.
+    They are its template, ids of special tokens that are not those of its vocabulary, and the most
+    characters of a word.
     """
     found = []
     length = _part(tokenizer, 'model').get('max_input_chars_per_word')
@@ -153,6 +154,23 @@ def _not_berts(tokenizer: Mapping[str, Any]) -> list[str]:
                 found.append(f"post_processor.{name}={' '.join(template)!r:.60}")
     elif kind is not None:
         found.append(f'post_processor.type={kind!r:.60}')
+    id_of = _part(_part(tokenizer, 'model'), 'vocab')
+    for token, stated in _ids_around_texts(processor).items():
+        if token in id_of and stated != id_of[token]:
+            found.append(f'post_processor: {token}={stated!r:.60}')
+    return found
+
+
+def _ids_around_texts(processor: Mapping[str, Any]) -> dict[str, Any]:
+    """The ids that a post-processor gives [CLS] and [SEP], as far as it states them."""
+    found: dict[str, Any] = {}
+    for entry in (processor.get('cls'), processor.get('sep')):
+        if isinstance(entry, list) and len(entry) == 2 and entry[0] in (CLS, SEP):
+            found[entry[0]] = entry[1]
+    for token in (CLS, SEP):
+        ids = _part(_part(processor, 'special_tokens'), token).get('ids')
+        if isinstance(ids, list):
+            found[token] = ids[0] if len(ids) == 1 else ids
     return found
 
 

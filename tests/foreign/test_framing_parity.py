@@ -44,6 +44,13 @@ def wordpiece(pair='[CLS] $A [SEP] $B:1 [SEP]:1', **model):
     return library
 
 
+def stale():
+    """BERT's WordPiece around whose texts stands the id that [SEP] had in an older vocabulary."""
+    library = wordpiece()
+    library.post_processor = processors.BertProcessing(('[SEP]', 20), ('[CLS]', 2))
+    return library
+
+
 def with_space(adds):
     parts = json.loads(kinds.roberta().to_str())
     parts['pre_tokenizer']['add_prefix_space'] = adds
@@ -75,6 +82,8 @@ CASES = {
     'RobertaProcessing': (kinds.roberta, ROBERTAS | {'tokenizer_class': 'RobertaTokenizer'}),
     'general, types not stated': (wordpiece, BERTS | GENERAL),
     'general, types stated': (wordpiece, BERTS | GENERAL | WITH_TYPES),
+    'other ids around texts': (stale, BERTS | GENERAL | WITH_TYPES),
+    'the class has the ids around texts': (stale, BERTS | {'tokenizer_class': 'BertTokenizer'}),
     'BertTokenizer': (wordpiece, BERTS | {'tokenizer_class': 'BertTokenizer'}),
     'no types': (wordpiece, BERTS | {
         'tokenizer_class': 'BertTokenizer', 'model_input_names': ['input_ids', 'attention_mask']}),

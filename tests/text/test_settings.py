@@ -58,6 +58,7 @@ def test_each_setting_that_is_not_applied_is_one_line(file, content, said, tmp_p
     (changed('model', max_input_chars_per_word=20), 'model.max_input_chars_per_word=20'),
     (changed('post_processor', single=[A]), "post_processor.single='A:0'"),
     (changed('post_processor', pair=[A]), "post_processor.pair='A:0'"),
+    (changed('post_processor', special_tokens={'[SEP]': {'ids': [0]}}), 'post_processor: [SEP]=0'),
     (PLAIN | {'post_processor': {'type': 'RobertaProcessing'}}, "post_processor.type='Roberta"),
 ])
 def test_the_class_bert_tokenizer_makes_its_own_parts(content, said, tmp_path, capsys):
