@@ -211,10 +211,11 @@ class LabelParser:
 
 def _is_list(cell: Any) -> bool:
     """Whether a text is a list, as JSON, pandas and NumPy write it."""
-    if not isinstance(cell, str) or not cell.startswith('['):
+    text = several_labels.without_call(cell) if isinstance(cell, str) else ''
+    if not text.startswith('['):
         return False
     with contextlib.suppress(InputError):
-        return bool(several_labels.parts_of_list(cell))
+        return bool(several_labels.parts_of_list(text))
     return False
 
 

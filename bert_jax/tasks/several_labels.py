@@ -19,6 +19,8 @@ from bert_jax.runtime.hosts import say
 _USUAL = ',|;\t'
 _WITHIN_NAMES = frozenset(' _-.\'"()[]{}%')
 _RECURS = 0.8  # share of the parts that must occur in other cells too
+# A list in a call, as programs print arrays: `array(['a', 'b'], dtype=object)`, `tensor([0, 1])`.
+_IN_A_CALL = re.compile(r'\s*\w+\(([\[({].*[\])}])(?:, *\w+=[^\[\]]*)?\)\s*', re.DOTALL)
 _LIKE_A_LIST = re.compile(r"""\s*(\[|[({]\s*['"])""")
 _BETWEEN_STRINGS = re.compile(r"""(?<=['"])\s+(?=['"])""")
 _BETWEEN_NUMBERS = re.compile(r'(?<=[\w.])\s+(?=\w)')
@@ -45,6 +47,12 @@ def parts_of_list(cell: str) -> list[Any]:
     if isinstance(value, (list, tuple)):
         return list(value)
     raise InputError(f'{cell!r:.60} is no list: correct the cell')
+
+
+def without_call(cell: str) -> str:
+    """The list in a cell in which it stands in a call; any other cell as it is."""
+    call = _IN_A_CALL.fullmatch(cell)
+    return call[1] if call else cell
 
 
 def _with_commas(text: str) -> str:
@@ -90,8 +98,8 @@ def split_labels(cell: Any, separator: str) -> list[str]:
     """
     if isinstance(cell, (list, tuple)):
         parts = cell
-    elif isinstance(cell, str) and _LIKE_A_LIST.match(cell):
-        parts = parts_of_list(cell)
+    elif isinstance(cell, str) and _LIKE_A_LIST.match(without_call(cell)):
+        parts = parts_of_list(without_call(cell))
     else:
         parts = [table.label_text(cell)]
         if separator:
@@ -135,7 +143,8 @@ def _marks(cell: Any) -> list[str]:
     if isinstance(cell, (list, tuple)):
         items = cell
     else:
-        items = _BETWEEN_PLACES.split(table.label_text(cell).strip('[]() \t'))
+        text = without_call(table.label_text(cell))
+        items = _BETWEEN_PLACES.split(text.strip('[]() \t'))
     marks = [table.label_text(item).lower() for item in items]
     return list(filter(None, marks))
 
@@ -209,7 +218,7 @@ class _Texts:
         """
         texts: set[str] = set()
         for cell in cells:
-            if isinstance(cell, str) and not _LIKE_A_LIST.match(cell):
+            if isinstance(cell, str) and not _LIKE_A_LIST.match(without_call(cell)):
                 texts.add(cell.strip())
         self._known = set(known)
         self._texts = texts - self._known - {''}

@@ -43,6 +43,8 @@ def test_several_labels_an_example(label, none, tmp_path):
      "'/' recurs inside labels, such as 'de/ale': if it separates them, set"),
     (["['delivery', 'price']", "['price']", '[]'], ('delivery', 'price'), ''),
     (["['delivery' 'price']", "['price']", '[]'], ('delivery', 'price'), ''),
+    (["array(['delivery', 'price'], dtype=object)", "array(['price'], dtype=object)", '[]'],
+     ('delivery', 'price'), ''),
     (['["delivery", "price"]', 'price', ''], ('delivery', 'price'), ''),
 ])
 def test_how_a_cell_holds_several_labels_is_found_and_said(cells, labels, said, tmp_path, capsys):
@@ -72,6 +74,7 @@ def test_the_separator_can_be_named_and_must_be_where_several_are_possible(tmp_p
     ([False, False, False, True], [False, True, True, True]),
     ('[0, 0, 0, 1]', '[0, 1, 1, 1]'), ('[0 0 0 1]', '[0 1 1 1]'), ('0,0,0,1', '0,1,1,1'),
     ('[0., 0., 0., 1.]', '[0.0, 1.0, 1.0, 1.0]'),
+    ('tensor([0, 0, 0, 1])', 'tensor([0, 1, 1, 1], dtype=int8)'),
     ('[False, False, False, True]', '[False, True, True, True]'),
 ])
 def test_places_of_0_and_1_are_labels_by_name_or_refused(one, many, tmp_path, capsys):
