@@ -1,12 +1,30 @@
 """DistilBERT (Sanh et al., 2019): no segment types, and a dense layer with relu as its pooler."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from bert_jax.config.bert_config import Spelling
 from bert_jax.foreign.families.bert import ACTS
 from bert_jax.foreign.families.family import Architecture, Family
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path
 
 _LAYER = 'distilbert.transformer.layer.{i}'
 _CLASSIFIER = {'classifier': 'classifier'}
 _POOLER = {'bert/pooler/dense': 'pre_classifier'}
+# BERT's names of fields, which transformers reads in place of DistilBERT's if both are there.
+_OF_BERT = {
+    'hidden_size': 'dim', 'num_attention_heads': 'n_heads', 'num_hidden_layers': 'n_layers'}
+
+
+def _options_of(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
+    """No options; raises InputError if a field contradicts the one that transformers prefers."""
+    for of_bert, field in _OF_BERT.items():
+        if config.get(of_bert, config[field]) != config[field]:
+            raise InputError(f'{where}: {of_bert}={config[of_bert]!r} and {field}='
+                             f'{config[field]!r} are one field: take out the wrong one')
+    return {}
+
 
 DISTILBERT = Family(
     name='DistilBERT',
@@ -53,4 +71,5 @@ DISTILBERT = Family(
     },
     options={'type_vocab_size': 0, 'pooler_act': 'relu'},
     defaults={'activation': 'gelu', 'seq_classif_dropout': 0.2},
+    options_of=_options_of,
 )
