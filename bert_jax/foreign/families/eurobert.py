@@ -5,7 +5,13 @@ from typing import Any
 
 from bert_jax.config.bert_config import SIZE, Spelling
 from bert_jax.foreign.families.bert import ACTS
-from bert_jax.foreign.families.family import Architecture, Family, Names, value_in
+from bert_jax.foreign.families.family import (
+    Architecture,
+    Family,
+    Names,
+    only_with,
+    value_in,
+)
 from bert_jax.foreign.families.rotary_fields import fields_of_rotary, rotary_in
 from bert_jax.runtime.files import Path
 
@@ -35,8 +41,10 @@ OPTIONS = {
 ONLY = {
     'attention_bias': False,
     'mlp_bias': False,
-    'tie_word_embeddings': False,
 }
+UNTIED = {'tie_word_embeddings': False}
+# The output layer is one of its own, so that files of tied ones lack it.
+misfit_of_tied = only_with(tie_word_embeddings=(False,))
 
 
 def kernels_of_llama(prefix: str) -> Names:
@@ -93,7 +101,7 @@ def _options_of(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
 
 def _fields_of(model: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `_options_of`, and those that are the same in all models."""
-    return {**ONLY, **fields_of_heads(model), **fields_of_rotary(model)}
+    return {**ONLY, **UNTIED, **fields_of_heads(model), **fields_of_rotary(model)}
 
 
 EUROBERT = Family(
@@ -103,7 +111,7 @@ EUROBERT = Family(
     modules=layers_of_llama('model.'),
     architectures=(
         Architecture('ForMaskedLM', ('pretraining',), {
-            'cls/predictions/output_embeddings': 'lm_head.weight'}),
+            'cls/predictions/output_embeddings': 'lm_head.weight'}, misfit_of_tied),
         Architecture(
             'ForSequenceClassification', ('classification', 'regression', 'multi_label'),
             {'bert/pooler/dense': 'dense', **_CLASSIFIER}),

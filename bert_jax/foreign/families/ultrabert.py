@@ -8,10 +8,12 @@ from bert_jax.foreign.families.eurobert import (
     ONLY,
     OPTIONS,
     SPELLINGS,
+    UNTIED,
     fields_of_heads,
     heads_in,
     kernels_of_llama,
     layers_of_llama,
+    misfit_of_tied,
 )
 from bert_jax.foreign.families.family import Architecture, Family, value_in
 from bert_jax.foreign.families.rotary_fields import base_of
@@ -126,6 +128,7 @@ def _fields_of(model: Mapping[str, Any]) -> dict[str, Any]:
     bases = {_GLOBAL: model['rotary_base'], _LOCAL: model['local_rotary_base']}
     return {
         **ONLY,
+        **UNTIED,
         **fields_of_heads(model),
         'layer_types': kinds,
         'sliding_window': window // 2 or _REACH,
@@ -144,7 +147,7 @@ ULTRABERT = Family(
         Architecture('ForMaskedLM', ('pretraining',), {
             'cls/predictions/transform/first': 'head.linear1',
             'cls/predictions/transform/second': 'head.linear2',
-            'cls/predictions/output_embeddings': 'cls.weight'}),
+            'cls/predictions/output_embeddings': 'cls.weight'}, misfit_of_tied),
         Architecture(
             'ForSequenceClassification', ('classification', 'regression', 'multi_label'),
             _CLASSIFIER),
