@@ -70,7 +70,8 @@ _SCHEMA: Mapping[str, Any] = {
     'alpha_pattern': MapOf(NUMBER),
 }
 _SCHEMA_OF_OURS: Mapping[str, Any] = {'head': TEXT, 'labels': ListOf(TEXT)}
-# Fields of adapter_config.json that only say how the adapter was made, and so are not read.
+# Fields of adapter_config.json that only say how the adapter was made, and so are not read, or what
+# the tensors say, too (`_check_targets`).
 _NOT_READ = (
     'auto_mapping', 'peft_version', 'inference_mode', 'target_modules', 'exclude_modules',
     'modules_to_save', 'layers_pattern', 'layers_to_transform', 'megatron_core', 'eva_config',
@@ -344,6 +345,7 @@ def read_peft(folder: Path, base: Weights) -> Weights:
     if architecture is None:
         raise InputError(f'{folder}: no class of {family.name} models has '
                          f'{HEADS[head].title()}')
+    _check_targets(stored)
     adapter = _read_adapter(stored, base, family, architecture)
     params = _read_head(stored, base, family, architecture, head)
     embeddings = _adapted_embeddings(stored, base, family, architecture, head)
@@ -465,6 +467,41 @@ def _check_readable(config: Mapping[str, Any], file: Path) -> None:
         is_known = name in (*_SCHEMA, *_NOT_READ, 'init_lora_weights')
         if not is_known and value and (name, value) != ('bias', 'none'):
             raise InputError(f'{file}: {name}={value!r:.100} cannot be read: {_MERGE}')
+
+
+def _check_targets(stored: _Stored) -> None:
+    """Raises InputError if a module has an adapter in the files that peft would leave out."""
+    for name in sorted(stored.arrays):
+        module, is_adapter, _ = name.removeprefix(stored.added_prefix).partition('.lora_')
+        field = _field_without(stored.config, module) if is_adapter else ''
+        if field:
+            raise InputError(f'{stored.file}: {field}={stored.config[field]!r:.100} leaves out '
+                             f'{module}, of which {_TENSORS} has an adapter: put the '
+                             f'{ADAPTER_CONFIG} there that belongs to it')
+
+
+def _field_without(config: Mapping[str, Any], module: str) -> str:
+    """The field by which peft adds no adapter to a module; '' where it adds one."""
+    targets = config.get('target_modules')
+    if targets and targets != 'all-linear' and not _is_named(module, targets):
+        return 'target_modules'
+    if _is_named(module, config.get('exclude_modules')):
+        return 'exclude_modules'
+    layers = config.get('layers_to_transform')
+    number = re.search(r'(?:^|\.)(\d+)\.', module)
+    if layers in (None, []) or not isinstance(targets, list) or module in targets or not number:
+        return ''
+    listed = layers if isinstance(layers, list) else [layers]
+    return '' if int(number[1]) in listed else 'layers_to_transform'
+
+
+def _is_named(module: str, names: Any) -> bool:
+    """Whether a module is of these: ends of names, or a regular expression of whole names."""
+    if isinstance(names, str):
+        with contextlib.suppress(re.error):
+            return re.fullmatch(names, module) is not None
+        return False
+    return isinstance(names, list) and any(f'.{module}'.endswith(f'.{name}') for name in names)
 
 
 def _remedy(stored: _Stored) -> str:

@@ -265,6 +265,10 @@ def test_a_folder_names_its_base_and_a_run_keeps_the_adapter(tmp_path):
     ({'task_type': 'CAUSAL_LM'}, "task_type='CAUSAL_LM' cannot be read: SEQ_CLS"),
     ({'r': 4}, 'lora_A.weight is [3, 24], and by adapter_config.json'),
     ({'r': None}, 'lora_A.weight is [3, 24], and by adapter_config.json'),  # 8, as in peft
+    ({'target_modules': ['value']}, "target_modules=['value'] leaves out bert.encoder.layer.0.att"),
+    ({'target_modules': r'.*layer\.1\..*'}, 'leaves out bert.encoder.layer.0.attention.self.'),
+    ({'exclude_modules': ['layer.1.attention.self.query']}, 'leaves out bert.encoder.layer.1.att'),
+    ({'layers_to_transform': [0, 2, 3]}, 'layers_to_transform=[0, 2, 3] leaves out bert.encoder.'),
     ({'rank_pattern': {'(': 1}}, "rank_pattern has '(', which is no regular expression"),
     ({'lora_alpha': 'x'}, "lora_alpha='x' must be a number"),
 ])
