@@ -93,6 +93,23 @@ def pytest_runtest_teardown(item, nextitem):
         _memory_at_last = _most_memory()
 
 
+# What their tests compile, no other process does: to store it takes a tenth of the compilation.
+_STORE_NOTHING = frozenset({'answers', 'api', 'kernels', 'model', 'step', 'tasks'})
+
+
+@pytest.fixture(scope='module', autouse=True)
+def stored_programs(request):
+    """Which compiled programs are stored for other processes: those that take long."""
+    if request.path.parent.name not in _STORE_NOTHING or 'jax' not in sys.modules:
+        yield
+        return
+    config = sys.modules['jax'].config
+    least = config.jax_persistent_cache_min_compile_time_secs
+    config.update('jax_persistent_cache_min_compile_time_secs', float('inf'))
+    yield
+    config.update('jax_persistent_cache_min_compile_time_secs', least)
+
+
 def xla_flags(devices: int) -> str:
     """XLA_FLAGS for a process with this many virtual devices."""
     return re.sub(r'count=\d+', f'count={devices}', os.environ['XLA_FLAGS'])

@@ -307,7 +307,7 @@ def test_query_key_and_value_have_trust_ratios_of_their_own(model):
     params = jax.tree.map(lambda x: x, model.params)
     before = leaf(params, qkv)
     # Slices of very different norms, so that a shared ratio would show.
-    before['kernel'] *= jnp.array([1.0, 10.0, 100.0])[None, :, None, None]
+    before['kernel'] = before['kernel'] * np.float32([1, 10, 100])[None, :, None, None]
     after = leaf(updated('lamb', params, model.gradients, model.parameters), qkv)
     gradients = [leaf(grads, qkv) for grads in model.gradients]
     for i in range(3):  # as if query, key and value were parameters of their own
@@ -669,7 +669,7 @@ def test_a_kernel_s_declared_matrices_are_those_that_a_product_uses(shape, num_i
     """A gated layer's array holds two matrices, as that of query, key and value holds three."""
     parameter = Parameter(
         None, (None,) * len(shape), num_in=num_in, num_separate=num_separate)
-    x = random_like(jnp.zeros(shape), 0)
+    x = random_like(np.zeros(shape), 0)
     matrices = parameter.to_matrices(x)
     np.testing.assert_array_equal(parameter.from_matrices(matrices, shape), x)
     product = np.tensordot(np.ones(shape[:num_in]), x, num_in)
@@ -715,7 +715,7 @@ def test_the_layer_weights_of_a_tagger_belong_to_no_layer():
 
 DISTRIBUTED = ModelConfig(
     vocab_size=64,
-    num_layers=4,
+    num_layers=2,
     hidden_size=64,
     num_heads=8,
     intermediate_size=256,
@@ -741,7 +741,7 @@ class DistributedMuon:
 
 
 @pytest.fixture(
-    scope='module', params=[(8, 1, 1), (2, 2, 2), (1, 1, 8)], ids=str)
+    scope='module', params=[(4, 1, 1), (2, 2, 1), (1, 1, 4)], ids=str)
 def distributed_muon(request):
     num_devices = math.prod(request.param)
     mesh = make_mesh(*request.param, jax.devices()[:num_devices])
@@ -754,7 +754,7 @@ def distributed_muon(request):
 
 
 def test_muon_distributes_its_matrices_over_the_devices(distributed_muon):
-    """Of eight devices, each has two of the 16 square matrices and one of the 8 oblong ones."""
+    """Of four devices, each has two of the 8 square matrices and one of the 4 oblong ones."""
     share = distributed_muon.update.cost_analysis()['flops'] / muon_flops(DISTRIBUTED)
     # Elementwise work comes on top.
     assert 1 < share * distributed_muon.num_devices < 1.2

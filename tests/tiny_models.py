@@ -15,19 +15,22 @@ jit = functools.partial(jax.jit, compiler_options={'xla_backend_optimization_lev
 
 
 def random_like(shapes: Any, seed: int = 0, scale: float = 1.0) -> Any:
-    """A tree of normally distributed float32 arrays with these shapes."""
+    """A tree of normally distributed float32 arrays of NumPy with these shapes.
+
+    Made by jax, they would be a program for each shape, and one more to split it over a mesh.
+    """
     rng = np.random.default_rng(seed)
 
     def draw(x):
-        return jnp.asarray((scale * rng.standard_normal(x.shape)).astype(np.float32))
+        return (scale * rng.standard_normal(x.shape)).astype(np.float32)
 
     return jax.tree.map(draw, nn.meta.unbox(shapes))
 
 
 def drawn_params(head: Any, scale: float = 0.3) -> Any:
     """A head's parameters, drawn by NumPy: the scales of norms around 1, all others around 0."""
-    def centred(path: Any, x: jax.Array) -> jax.Array:
-        return 1.0 + x if path[-1].key == 'scale' else x
+    def centred(path: Any, x: np.ndarray) -> np.ndarray:
+        return np.float32(1.0) + x if path[-1].key == 'scale' else x
 
     drawn = random_like(jax.eval_shape(head.init, jax.random.key(0)), scale=scale)
     return jax.tree_util.tree_map_with_path(centred, drawn)

@@ -41,6 +41,9 @@ QKV_ADAPTER, ATTENTION_OUTPUT_ADAPTER, INTERMEDIATE_ADAPTER, FFN_OUTPUT_ADAPTER 
 _UNIFORM_BITS = 23  # a float32 has 24: the last is for the 0.5 that keeps draws off 0 and 1
 
 
+# Outside of a program it is one program, and not one for each operation; inside, `inline` makes the
+# program the same as without jit.
+@functools.partial(jax.jit, inline=True)
 def dropout_keys(seed: jax.Array | int, step: jax.Array | int, rows_B: jax.Array) -> jax.Array:
     """Dropout keys [B, 2] uint32: two random numbers for each row, the same on any mesh.
 

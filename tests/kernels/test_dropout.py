@@ -1,5 +1,6 @@
 """Counter-based dropout: its statistics, and that masks of different places are unrelated."""
 
+import functools
 import itertools
 
 import jax
@@ -14,13 +15,19 @@ SHAPE = (8, 64, 128)  # 65,536 elements
 
 
 def rows(seed=0, step=0, count=SHAPE[0], first=0):
-    return drop.dropout_keys(seed, step, jnp.arange(first, first + count, dtype=jnp.uint32))
+    return drop.dropout_keys(seed, step, first + np.arange(count, dtype=np.uint32))
+
+
+# One program for all places of a site; operation by operation, each place would be twenty.
+@functools.partial(jax.jit, static_argnames=('rate', 'shape', 'site'))
+def is_kept(seed, step, first, layer, rate, shape, site):
+    keys = rows(seed, step, shape[0], first)
+    return drop.dropout(jnp.ones(shape), rate, keys, site, layer) > 0
 
 
 def kept(rate=0.1, shape=SHAPE, site=drop.EMBEDDINGS, layer=0, seed=0, step=0, first=0):
     """Which elements are kept, as float 0 and 1."""
-    keys = rows(seed, step, shape[0], first)
-    return np.asarray(drop.dropout(jnp.ones(shape), rate, keys, site, layer) > 0, np.float64)
+    return np.asarray(is_kept(seed, step, first, layer, rate, shape, site), np.float64)
 
 
 def correlation(a, b):
@@ -41,11 +48,12 @@ def test_the_rate_holds_over_all_and_in_every_row_and_column(rate):
 
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
 def test_dropped_values_are_zero_and_kept_ones_scaled(dtype):
-    x = jax.random.normal(jax.random.key(1), SHAPE).astype(dtype)
-    y = drop.dropout(x, 0.25, rows(), drop.FFN_OUTPUT)
+    x = np.random.default_rng(1).standard_normal(SHAPE).astype(dtype)
+    y = jax.jit(lambda x: drop.dropout(x, 0.25, rows(), drop.FFN_OUTPUT))(x)
     assert y.dtype == dtype
     mask = kept(0.25, site=drop.FFN_OUTPUT)
-    scaled = (x.astype(jnp.float32) * (4 / 3)).astype(dtype)  # 4 / 3 is not rounded to bfloat16
+    # 4 / 3 is not rounded to bfloat16.
+    scaled = (x.astype(np.float32) * np.float32(4 / 3)).astype(dtype)
     expected = np.asarray(scaled, np.float32) * mask
     np.testing.assert_array_equal(np.asarray(y, np.float32), expected)
     for rate, keys in ((0.25, None), (0.0, rows())):
@@ -81,8 +89,13 @@ def test_rows_and_neighbours_in_each_dim_are_uncorrelated():
         assert abs(corners.mean()) < 5 / mask.size**0.5
 
 
-def draws(layer=0, seed=0, step=0, shape=SHAPE[1:]):
-    return np.asarray(drop.uniform(rows(seed, step), shape, drop.HEAD, layer), np.float64)
+@jax.jit
+def uniform(layer, seed, step):
+    return drop.uniform(rows(seed, step), SHAPE[1:], drop.HEAD, layer)
+
+
+def draws(layer=0, seed=0, step=0):
+    return np.asarray(uniform(layer, seed, step), np.float64)
 
 
 def test_uniform_draws_have_the_distribution_of_their_name():
@@ -106,34 +119,37 @@ def test_uniform_draws_of_different_places_are_unrelated():
 
 def test_draws_with_gumbel_noise_follow_the_softmax():
     logits = np.log([0.5, 0.3, 0.15, 0.05])
-    noise = np.asarray(drop.gumbel(rows(count=64), (2000, 4), drop.HEAD))
+    noise = np.asarray(jax.jit(lambda: drop.gumbel(rows(count=64), (2000, 4), drop.HEAD))())
     counts = np.bincount((logits + noise).argmax(-1).ravel(), minlength=4)
     expected = np.exp(logits) * counts.sum()
     assert scipy.stats.chisquare(counts, expected).pvalue > 1e-3
 
 
 def test_a_part_of_the_lines_has_its_part_of_the_draws():
-    lines = jnp.broadcast_to(jnp.arange(10, 20), (SHAPE[0], 10))
-    part = drop.uniform(rows(), (10, SHAPE[2]), drop.HEAD, lines_BxL=lines)
+    lines = np.broadcast_to(np.arange(10, 20), (SHAPE[0], 10))
+    part = jax.jit(
+        lambda lines: drop.uniform(rows(), (10, SHAPE[2]), drop.HEAD, lines_BxL=lines))(lines)
     np.testing.assert_array_equal(np.asarray(part), draws()[:, 10:20].astype(np.float32))
 
 
 def test_draws_of_an_evaluation_follow_from_the_content_of_a_row_alone():
-    ids = jax.random.randint(jax.random.key(0), (64, 32), 0, 1000)
-    keys = np.asarray(drop.keys_from_content(ids))
-    np.testing.assert_array_equal(keys[::-1], drop.keys_from_content(ids[::-1]))
-    np.testing.assert_array_equal(keys[:3], drop.keys_from_content(ids[:3]))
-    swapped = ids.at[:, :2].set(ids[:, 1::-1])
-    changed = ids.at[:, 5].add(1)
-    every = np.concatenate(
-        [keys, drop.keys_from_content(swapped), drop.keys_from_content(changed)])
+    keys_of = jax.jit(drop.keys_from_content)
+    ids = np.random.default_rng(0).integers(0, 1000, (64, 32))
+    keys = np.asarray(keys_of(ids))
+    np.testing.assert_array_equal(keys[::-1], keys_of(ids[::-1]))
+    np.testing.assert_array_equal(keys[:3], keys_of(ids[:3]))
+    swapped = ids[:, [1, 0, *range(2, 32)]]
+    changed = ids + (np.arange(32) == 5)
+    every = np.concatenate([keys, keys_of(swapped), keys_of(changed)])
     assert len(np.unique(every[:, 0])) == len(every)
 
 
 def test_another_model_has_other_masks():
     assert drop.keys_of_further_model(None, 1) is None
-    x = jnp.ones(SHAPE)
-    masks = [np.asarray(drop.dropout(x, 0.5, keys, drop.EMBEDDINGS)) for keys in (
-        rows(), drop.keys_of_further_model(rows(), 1), drop.keys_of_further_model(rows(), 2))]
+    x = np.ones(SHAPE, np.float32)
+    masks = jax.device_get(jax.jit(lambda x: [
+        drop.dropout(x, 0.5, keys, drop.EMBEDDINGS) for keys in (
+            rows(), drop.keys_of_further_model(rows(), 1), drop.keys_of_further_model(rows(), 2))
+    ])(x))
     for a, b in itertools.combinations(masks, 2):
         assert abs(correlation(a, b)) < 5 / np.sqrt(a.size)

@@ -38,7 +38,7 @@ def alone(qkv_Sx3xNxD):
 
 def test_each_sequence_is_computed_as_if_alone():
     """By XLA. test_attention_tpu.py tests the kernel; test_transformers.py, probabilities."""
-    context = attend(QKV - BIAS, BIAS, SEGMENTS, None, 0, config=config('auto'))
+    context = everywhere(config('auto'), BIAS)
     for row in range(B):
         for number in range(1, SEGMENTS[row].max() + 1):
             at = SEGMENTS[row] == number
@@ -47,10 +47,17 @@ def test_each_sequence_is_computed_as_if_alone():
         where_wanted(config('auto')), context[np.arange(B)[:, None], WANTED], atol=1e-6)
 
 
+def everywhere(options, bias=None):
+    qkv = QKV if bias is None else QKV - bias
+    compute = jax.jit(lambda qkv, bias: attend(qkv, bias, SEGMENTS, None, 0, config=options))
+    return np.asarray(compute(qkv, bias))
+
+
 def where_wanted(options):
     queries, keys, values = np.moveaxis(QKV, 2, 0)
     queries = queries[np.arange(B)[:, None], WANTED]
-    return attend_where_wanted(queries, keys, values, SEGMENTS, None, 0, WANTED, config=options)
+    return jax.jit(lambda *projections: attend_where_wanted(
+        *projections, SEGMENTS, None, 0, WANTED, config=options))(queries, keys, values)
 
 
 def rotated_and_windowed(qkv_Sx3xNxD, base, factor, window):
@@ -71,7 +78,7 @@ def test_rotary_positions_and_windows_are_those_of_the_formula(window):
     options = dataclasses.replace(
         config('xla'), positions='rotary', rotary_base=50.0, rotary_factor=1.5,
         local_attention=window)
-    context = attend(QKV, None, SEGMENTS, None, 0, config=options)
+    context = everywhere(options)
     for row in range(B):
         for number in range(1, SEGMENTS[row].max() + 1):
             at = SEGMENTS[row] == number
@@ -187,8 +194,8 @@ def test_sequences_are_kept_apart_with_cudnn(monkeypatch):
 
     monkeypatch.setattr(jax.nn, 'dot_product_attention', by_xla)
     monkeypatch.setattr('bert_jax.model.attention.why_unsupported', lambda *_: '')
-    found = attend(QKV - BIAS, BIAS, SEGMENTS, None, 0, config=config('cudnn'))
-    expected = attend(QKV - BIAS, BIAS, SEGMENTS, None, 0, config=config('xla'))
+    found = everywhere(config('cudnn'), BIAS)
+    expected = everywhere(config('xla'), BIAS)
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 

@@ -147,7 +147,7 @@ def tagger(config=CONFIG):
 
 @pytest.fixture(scope='module')
 def tagger_params(batch):
-    return nn.meta.unbox(jit(tagger().init)(jax.random.key(0), batch)['params'])
+    return random_like(jax.eval_shape(tagger().init, jax.random.key(0), batch)['params'], 0, 0.3)
 
 
 def logits(params, batch, rows=None, config=CONFIG):
@@ -161,27 +161,28 @@ def test_the_encoder_is_frozen_and_all_else_learns(tagger_params, batch):
         return jnp.sum(jnp.square(x) * batch['sequence_ids'][..., None])
 
     assert set(tagger_params) == {'bert', 'features', 'bilstm_0', 'bilstm_1', 'classifier'}
-    grads = jit(jax.grad(loss))(tagger_params)
+    grads = jax.device_get(jit(jax.grad(loss))(tagger_params))
     for path, grad in jax.tree_util.tree_leaves_with_path(grads):
         names = path_names(path)
         assert np.isfinite(grad).all(), names
-        assert bool(jnp.any(grad)) == (names[0] != 'bert'), names
+        assert grad.any() == (names[0] != 'bert'), names
 
 
 def test_dropout_is_drawn_around_the_lstm_but_not_in_the_encoder(tagger_params, batch):
     of = jit(logits, static_argnames='config')
-    rows = [drop.dropout_keys(seed, 0, jnp.arange(8)) for seed in (0, 0, 1)]
-    plain = of(tagger_params, batch)
-    first, same, other = (of(tagger_params, batch, r) for r in rows)
+    rows = [drop.dropout_keys(seed, 0, np.arange(8)) for seed in (0, 0, 1)]
+    plain = np.asarray(of(tagger_params, batch))
+    first, same, other = (np.asarray(of(tagger_params, batch, r)) for r in rows)
     np.testing.assert_array_equal(first, same)
-    assert jnp.abs(first - other).max() > 1e-3 and jnp.abs(first - plain).max() > 1e-3
+    assert np.abs(first - other).max() > 1e-3 and np.abs(first - plain).max() > 1e-3
     without = dataclasses.replace(CONFIG, classifier_dropout=0.0)
     assert without.hidden_dropout > 0
     np.testing.assert_allclose(of(tagger_params, batch, rows[0], without), plain, atol=1e-6)
 
 
 def test_rows_are_split_over_a_mesh(tagger_params, batch):
-    config = dataclasses.replace(CONFIG, layout=Layout(make_mesh(2, 2, 2)))
+    mesh = make_mesh(2, 1, 2, jax.devices()[:4])
+    config = dataclasses.replace(CONFIG, layout=Layout(mesh))
 
     one, many = (
         jit(jax.value_and_grad(lambda p, c=c: jnp.sum(jnp.square(logits(p, batch, None, c)))))(

@@ -167,7 +167,7 @@ def test_its_loss_and_gradients_are_those_of_a_transcription():
     params = random_like(jax.eval_shape(HEAD.init, jax.random.key(0)), scale=0.3)
     likely = batch['masked_lm_ids'][0, 0]  # so that it is drawn in its own place, too
     biases = params['generator']['predictions']
-    biases['output_bias'] = biases['output_bias'].at[likely].add(8.0)
+    biases['output_bias'][likely] += 8.0
     dropout_keys_Bx2 = drop.dropout_keys(0, 7, jnp.arange(4))
 
     def loss_and_sums(params):

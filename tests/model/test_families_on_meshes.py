@@ -22,15 +22,13 @@ LLAMA = {
     'pre_norm': True, 'norm': 'rms', 'embedding_norm': False, 'gated': True, 'hidden_act': 'silu',
     'layer_biases': 'none', 'positions': 'rotary', 'type_vocab_size': 0, 'num_kv_heads': 2}
 OPTIONS = {
-    'GTE': {
-        'positions': 'rotary', 'gated': True, 'layer_biases': 'not_intermediate',
-        'rotary_factor': 1.5, 'masked_lm_head': 'linear'},
     'UltraBERT': {
         **LLAMA, 'masked_lm_head': 'two_layers', 'masked_lm_size': 24, 'pooler': False,
         'local_attention': 6, 'first_global': 1, 'num_layers': 2},
     'MPNet and ALBERT': {
         'relative_positions': True, 'first_position': 2, 'type_vocab_size': 0,
-        'shared_layers': True, 'embedding_size': 16, 'num_layers': 2},
+        'shared_layers': True, 'embedding_size': 16, 'num_layers': 2,
+        'masked_lm_head': 'linear'},  # as of GTE
 }
 
 

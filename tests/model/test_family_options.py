@@ -158,7 +158,7 @@ def test_rematerialisation_changes_nothing_with_dropout_on(family, remat, num_la
         pooler_dropout=0.3)
     params = random_params(Pretraining(noisy))
     batch = packed_batch()
-    rows = drop.dropout_keys(3, 5, jnp.arange(2))
+    rows = drop.dropout_keys(3, 5, np.arange(2))
 
     def gradient(params, way):
         def loss(params):
@@ -224,7 +224,7 @@ def test_the_rows_before_the_first_position_are_never_used():
     config = dataclasses.replace(CONFIG, first_position=2, num_layers=1)
     params = random_params(Pretraining(config))
     embeddings = params['bert']['embeddings']
-    embeddings['position_embeddings'] = embeddings['position_embeddings'].at[:2].set(jnp.nan)
+    embeddings['position_embeddings'][:2] = np.nan
     batch = packed_batch()
     for inputs in (arguments(batch), arguments(batch)[:3]):
         outputs = encode(config, params, *inputs)
@@ -277,13 +277,12 @@ def test_pooler_dropout_is_in_front_of_the_pooler():
     params = random_params(Pretraining(config))
     batch = packed_batch()
     ids, numbers, segments, _, positions = arguments(batch)
-    rows = drop.dropout_keys(3, 5, jnp.arange(2))
+    rows = drop.dropout_keys(3, 5, np.arange(2))
     inputs = (ids, numbers, segments, rows, positions, batch['cls_positions'])
     found = encode(config, params, *inputs)
-    read = drop.dropout(
-        found['sequence_output'][np.arange(2)[:, None], batch['cls_positions']], 0.5, rows,
-        drop.POOLER)
+    read = np.asarray(jax.jit(lambda x: drop.dropout(x, 0.5, rows, drop.POOLER))(
+        found['sequence_output'][np.arange(2)[:, None], batch['cls_positions']]))
     dense = params['bert']['pooler']['dense']
     expected = np.tanh(read @ dense['kernel'] + dense['bias'])
     np.testing.assert_allclose(found['pooled_output'], expected, atol=1e-5)
-    assert (np.asarray(read) == 0).mean() > 0.3
+    assert (read == 0).mean() > 0.3

@@ -32,7 +32,7 @@ def inputs(length, batch=2, seed=0):
         jnp.asarray(rng.standard_normal((batch, length, 3, N, D)), jnp.float32),
         jnp.asarray(rng.standard_normal((3, N, D)), jnp.float32),
         jnp.asarray(segments, jnp.int32),
-        drop.dropout_keys(1, 2, jnp.arange(5, 5 + batch)),
+        drop.dropout_keys(1, 2, np.arange(5, 5 + batch)),
         jnp.asarray(rng.standard_normal((batch, length, N, D)), jnp.float32))
 
 
@@ -62,14 +62,19 @@ def test_blocks_change_nothing(monkeypatch, length, window, dropout):
 
 
 def test_wanted_positions_are_those_of_the_blocks():
-    qkv, bias, segments, rows, _ = inputs(600)
-    whole = attend(qkv, bias, segments, rows, LAYER, config=config(100))
     wanted = np.array([[0, 5, 599], [255, 256, 257]], np.int32)
     at_wanted = np.arange(2)[:, None], wanted
-    queries, keys, values = jnp.moveaxis(qkv + bias, 2, 0)
-    found = attend_where_wanted(
-        queries[at_wanted], keys, values, segments, rows, LAYER, wanted, config=config(100))
-    np.testing.assert_allclose(found, whole[at_wanted], atol=2e-6)
+
+    @jax.jit
+    def both(qkv, bias, segments, rows):
+        whole = attend(qkv, bias, segments, rows, LAYER, config=config(100))
+        queries, keys, values = jnp.moveaxis(qkv + bias, 2, 0)
+        found = attend_where_wanted(
+            queries[at_wanted], keys, values, segments, rows, LAYER, wanted, config=config(100))
+        return found, whole[at_wanted]
+
+    found, expected = both(*inputs(600)[:4])
+    np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
 @pytest.mark.parametrize('window, keys, arrays', [

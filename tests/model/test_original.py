@@ -58,11 +58,15 @@ def test_forward_pass_of_the_original(small):
     inputs = [batch[name] for name in ('input_ids', 'sequence_ids', 'segment_ids')]
 
     @jax.jit
-    def compute(params):  # both at once, so that the compiler sees most layers once
+    def compute(params):  # all at once, so that the compiler sees most layers once
         whole = Bert(task.config).apply({'params': params['bert']}, *inputs)
-        return task.outputs(params, batch) | whole
+        out = task.outputs(params, batch) | whole
+        nsp_loss, _ = cross_entropy(out['nsp_logits'], batch['next_sentence_labels'])
+        return out | {
+            'log_probs': jax.nn.log_softmax(masked_lm_logits(out['mlm_output'])),
+            'nsp_log_probs': jax.nn.log_softmax(out['nsp_logits']), 'nsp_loss': nsp_loss}
 
-    out = compute(params)
+    out = jax.device_get(compute(params))
     close = {'rtol': 0, 'atol': 1e-5}
     for name in ('embedding_output', 'pooled_output'):
         np.testing.assert_allclose(out[name], expected[name], err_msg=name, **close)
@@ -72,13 +76,13 @@ def test_forward_pass_of_the_original(small):
     for i, layer in enumerate(out['layers']):
         theirs = expected[f'encoder_layer_{i}'][real]
         np.testing.assert_allclose(layer[real], theirs, err_msg=str(i), **close)
-    log_probs = jax.nn.log_softmax(masked_lm_logits(out['mlm_output']))[..., :1024]
+    log_probs = out['log_probs'][..., :1024]
     np.testing.assert_allclose(
         log_probs.reshape(-1, 1024), expected['masked_lm_log_probs'], rtol=1e-6, atol=1e-5)
     np.testing.assert_allclose(
-        jax.nn.log_softmax(out['nsp_logits']), expected['next_sentence_log_probs'], **close)
-    nsp_loss, _ = cross_entropy(out['nsp_logits'], batch['next_sentence_labels'])
-    np.testing.assert_allclose(nsp_loss, expected['next_sentence_example_loss'], **close)
+        out['nsp_log_probs'], expected['next_sentence_log_probs'], **close)
+    np.testing.assert_allclose(
+        out['nsp_loss'], expected['next_sentence_example_loss'], **close)
 
 
 def test_thirty_training_steps_of_the_original(small):
@@ -96,11 +100,12 @@ def test_thirty_training_steps_of_the_original(small):
         OptimizerOptions('bert_adamw', weight_decay=training['weight_decay']),
         lambda step: schedule(step + 1), parameters_of(task))
     step = fixed_step(task, optimizer, schedule, mesh(), clip_norm=training['clip_norm'])
-    params = jax.tree.map(jnp.array, params)
+    params = jax.device_put(params)
     state = TrainState(jnp.int32(0), params, jax.jit(optimizer.init)(params))
     step = step.lower(state, batches[0]).compile(OPTIMIZED)
     for i, (batch, theirs) in enumerate(zip(batches, training['steps'], strict=True)):
         state, metrics = step(state, batch)
+        metrics = jax.device_get(metrics)
         mlm = metrics['mlm_loss'] / metrics['mlm_count']
         ours = [metrics['loss'], mlm, metrics['nsp_loss'] / 8, metrics['grad_norm'],
                 metrics['learning_rate']]

@@ -32,6 +32,7 @@ from tests.tiny_runs import write_table
 CONFIG = ModelConfig(
     vocab_size=50, num_layers=1, hidden_size=16, num_heads=2, intermediate_size=16,
     max_position_embeddings=16, hidden_dropout=0.2, attention_dropout=0.2)
+STILL = dataclasses.replace(CONFIG, hidden_dropout=0.0, attention_dropout=0.0)
 # The gains of the documents of some queries.
 GROUPS = {
     'one is relevant': [[1, 0, 0, 0], [1, 0, 0, 0]],
@@ -206,6 +207,17 @@ def packed(loss, shards):
     return packed_batch(units, plan, 0, np.arange(num_rows)), num_rows
 
 
+@functools.cache
+def scores_of_single_pairs():
+    """Whatever the loss is."""
+    pairs, _, _ = units_of_groups()
+    head = LOSSES['contrastive'](STILL, num_documents=5)
+    units = Units(pairs)
+    plan = Plan.row_each(units.lengths, np.arange(len(units))[None])
+    batch = packed_batch(units, plan, 0, np.arange(len(units)))
+    return np.asarray(jax.jit(head.outputs)(parameters(head), batch)['logits']).reshape(-1)
+
+
 def parameters(head):
     return random_like(jax.eval_shape(head.init, jax.random.key(0)), scale=0.3)
 
@@ -239,15 +251,10 @@ def test_groups_stay_whole_on_many_devices_and_in_parts(loss):
 @pytest.mark.parametrize('loss', LOSSES)
 def test_packed_groups_have_the_scores_of_single_pairs(loss):
     """The loss of a packed batch is that of scores which each pair gets in a row of its own."""
-    pairs, gains, is_document = units_of_groups()
+    _, gains, is_document = units_of_groups()
     gains = gains / 3 if loss == 'binary' else gains
-    config = dataclasses.replace(CONFIG, hidden_dropout=0.0, attention_dropout=0.0)
-    head = LOSSES[loss](config, num_documents=5)
-    params = parameters(head)
-    alone = Units(pairs)
-    plan = Plan.row_each(alone.lengths, np.arange(len(alone))[None])
-    single = packed_batch(alone, plan, 0, np.arange(len(alone)))
-    scores = np.asarray(jax.jit(head.outputs)(params, single)['logits']).reshape(-1)
+    head = LOSSES[loss](STILL, num_documents=5)
+    scores = scores_of_single_pairs()
     ends = np.cumsum(is_document.sum(axis=1))[:-1]
     groups = [list(map(float, row[there])) for row, there in zip(gains, is_document, strict=True)]
     expected, _ = compute(loss, groups, np.split(scores, ends))
@@ -255,8 +262,9 @@ def test_packed_groups_have_the_scores_of_single_pairs(loss):
     if loss == 'binary':
         batch['gains'] = batch['gains'] / 3
     value, sums = jax.jit(lambda params, batch: head.loss(params, batch, head.totals(batch), None))(
-        params, batch)
+        parameters(head), batch)
     assert float(value) == pytest.approx(expected, rel=1e-5)
+    sums = jax.device_get(sums)
     assert 0 <= head.score(sums)['accuracy'] <= 1
 
 

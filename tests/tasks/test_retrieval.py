@@ -5,6 +5,7 @@ left out, as sentence-transformers' batches without duplicates have none.
 """
 
 import dataclasses
+import functools
 from unittest import mock
 
 import jax
@@ -86,11 +87,17 @@ def head_of(rows, **fields):
     return dataclasses.replace(PAIRS, num_texts=len(rows[0]), **fields)
 
 
+@functools.cache
+def losses_of(head):
+    """The losses of a head as one program; operation by operation, they are fifty."""
+    return jax.jit(head.losses)
+
+
 @pytest.mark.parametrize('name', ROWS)
 def test_equal_texts_are_no_rivals_in_the_loss(name):
     rows = ROWS[name]
     vectors = vectors_of(rows)
-    losses, _ = jax.jit(head_of(rows).losses)(outputs_of(vectors), batch_of(rows))
+    losses, _ = losses_of(head_of(rows))(outputs_of(vectors), batch_of(rows))
     expected = [expected_loss(rows, vectors, number) for number in range(len(rows))]
     np.testing.assert_allclose(losses[: len(rows)], expected, rtol=1e-4, atol=1e-5)
     assert np.isfinite(losses).all()
@@ -99,7 +106,7 @@ def test_equal_texts_are_no_rivals_in_the_loss(name):
 def test_a_symmetric_loss_is_half_that_of_the_documents():
     rows = ROWS['partners recur']
     vectors = vectors_of(rows)
-    losses, _ = head_of(rows, symmetric=True).losses(outputs_of(vectors), batch_of(rows))
+    losses, _ = losses_of(head_of(rows, symmetric=True))(outputs_of(vectors), batch_of(rows))
     turned = [row[::-1] for row in rows]
     expected = [
         (expected_loss(rows, vectors, i) + expected_loss(turned, vectors[:, ::-1], i)) / 2
@@ -110,7 +117,7 @@ def test_a_symmetric_loss_is_half_that_of_the_documents():
 def test_a_loss_is_the_mean_over_cut_vectors():
     rows = ROWS['nothing recurs']
     vectors = vectors_of(rows)
-    losses, _ = head_of(rows, columns=(8, 3)).losses(outputs_of(vectors), batch_of(rows))
+    losses, _ = losses_of(head_of(rows, columns=(8, 3)))(outputs_of(vectors), batch_of(rows))
     cut = retrieval.cut_and_scaled(vectors, 3)
     expected = [
         (expected_loss(rows, vectors, i) + expected_loss(rows, cut, i)) / 2
@@ -128,12 +135,17 @@ def test_a_learned_temperature_has_a_gradient():
         losses, _ = head.losses(outputs, batch_of(rows))
         return jnp.sum(losses * batch_of(rows)['unit_weights'])
 
+    @jax.jit
+    def compute(at):
+        fixed = loss(at, dataclasses.replace(head, learn_temperature=False))
+        return fixed, *jax.value_and_grad(loss)(at)
+
     at = float(-np.log(0.05))
-    fixed = loss(at, dataclasses.replace(head, learn_temperature=False))
-    assert float(loss(at)) == pytest.approx(float(fixed))
     step = 1e-2
-    slope = float(loss(at + step) - loss(at - step)) / (2 * step)
-    assert float(jax.grad(loss)(at)) == pytest.approx(slope, rel=1e-2)
+    (fixed, value, gradient), (_, above, _), (_, below, _) = [
+        map(float, compute(x)) for x in (at, at + step, at - step)]
+    assert value == pytest.approx(fixed)
+    assert gradient == pytest.approx((above - below) / (2 * step), rel=1e-2)
     params = jax.eval_shape(head.init, jax.random.key(0))
     assert set(params) == {'bert', 'log_scale'}
     assert not params['log_scale'].decays
@@ -147,7 +159,7 @@ def test_scores_are_computed_a_block_at_a_time_with_the_same_gradient():
     def loss(vectors):
         return jnp.sum(PAIRS.losses({'logits': vectors.reshape(-1, 8)}, batch)[0])
 
-    whole = jax.value_and_grad(loss)(vectors)
+    whole = jax.jit(jax.value_and_grad(loss))(vectors)
     with mock.patch.object(heads, '_QUERIES_AT_ONCE', 16):
         blocks = jax.jit(jax.value_and_grad(loss))(vectors)
     jax.tree.map(lambda *x: np.testing.assert_allclose(*x, rtol=1e-5, atol=1e-5), whole, blocks)
@@ -159,7 +171,7 @@ def test_cosines_are_to_have_the_order_of_the_scores():
     vectors = rng.normal(size=(5, 2, 8)).astype(np.float32)
     scores = np.array([1, 0, 3, 3, 2], np.float32)
     head = heads.ScoredPairs(CONFIG, temperature=0.1)
-    losses, _ = head.losses(outputs_of(vectors), {
+    losses, _ = losses_of(head)(outputs_of(vectors), {
         'labels': padded(scores), 'unit_weights': padded(np.ones(5, np.float32))})
     unit = retrieval.cut_and_scaled(vectors, 8)
     cosines = (unit[:, 0] * unit[:, 1]).sum(-1)
@@ -202,7 +214,7 @@ def test_losses_and_gradients_are_those_of_sentence_transformers(name, options, 
             'unit_weights': np.ones(12, np.float32)})
         return jnp.mean(found)
 
-    loss, gradient = jax.value_and_grad(ours)(vectors)
+    loss, gradient = jax.jit(jax.value_and_grad(ours))(vectors)
     np.testing.assert_allclose(loss, theirs.detach().numpy(), rtol=1e-5)
     expected = np.stack([column.grad.numpy() for column in columns], axis=1)
     np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-6)

@@ -1,10 +1,14 @@
 """Preflight: report and verdict, on CPU devices and once with the TPU compiler."""
 
+import contextlib
 import dataclasses
+import functools
 import importlib.metadata
 import importlib.util
+import io
 import json
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -36,34 +40,57 @@ SMALL = [
 TWO_CHIPS = Network(((0,), (1,)), (2,), (False,), bandwidth=45e9, latency=0.0)
 
 
-@pytest.fixture
-def preflight_record(monkeypatch, tmp_path):
-    """A function that runs preflight, on SMALL if nothing else is said, and returns its record.
+def record_of(monkeypatch, path, *flags, memory_bytes, status, devices_per_chip=1, config=SMALL):
+    """Runs preflight, on SMALL if nothing else is said, and returns the record that it writes.
 
     Two devices of this machine stand in for the slice, as chips of `memory_bytes`. The command must
     end with `status`.
     """
-    def run(*flags, memory_bytes, status, devices_per_chip=1, config=SMALL):
-        chip = dataclasses.replace(
-            find_chip('TPU v5 lite'), name='pretended', memory_bytes=memory_bytes,
-            num_devices=devices_per_chip)
-        monkeypatch.setattr(preflight, 'open_topology', lambda name: jax.devices()[:2])
-        monkeypatch.setattr(measure, 'find_chip', lambda kind: chip)
-        monkeypatch.setattr(measure, 'open_network', lambda chip, devices: TWO_CHIPS)
-        monkeypatch.setenv('LIBTPU_INIT_ARGS', '')  # preflight sets it; restored for later tests
-        path = tmp_path / 'record.json'
-        arguments = ['preflight', *config, '--topology=v5e:1x2', *flags, f'--json={path}']
-        with pytest.raises(SystemExit, match=str(status)):
-            preflight.main(arguments)
-        return json.loads(path.read_text())
+    chip = dataclasses.replace(
+        find_chip('TPU v5 lite'), name='pretended', memory_bytes=memory_bytes,
+        num_devices=devices_per_chip)
+    monkeypatch.setattr(preflight, 'open_topology', lambda name: jax.devices()[:2])
+    monkeypatch.setattr(measure, 'find_chip', lambda kind: chip)
+    monkeypatch.setattr(measure, 'open_network', lambda chip, devices: TWO_CHIPS)
+    monkeypatch.setenv('LIBTPU_INIT_ARGS', '')  # preflight sets it; restored for later tests
+    arguments = ['preflight', *config, '--topology=v5e:1x2', *flags, f'--json={path}']
+    with pytest.raises(SystemExit, match=str(status)):
+        preflight.main(arguments)
+    return json.loads(path.read_text())
 
-    return run
+
+@pytest.fixture
+def preflight_record(monkeypatch, tmp_path):
+    """`record_of`, undone after the test."""
+    return functools.partial(record_of, monkeypatch, tmp_path / 'record.json')
+
+
+PRICES = '--price=v4=9,v5e=2'
+
+
+@dataclasses.dataclass
+class BestOfSmall:
+    """SMALL on all meshes of the slice: the record, what was printed, and the saved programs."""
+
+    record: dict
+    said: str
+    programs: Path
+
+
+@pytest.fixture(scope='module')
+def best_of_small(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('preflight')
+    said = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
+        record = record_of(
+            patch, folder / 'record.json', PRICES, '--best',
+            f"--save_programs={folder / 'programs'}", memory_bytes=1 << 30, status=0)
+    return BestOfSmall(record, said.getvalue(), folder / 'programs')
 
 
 @pytest.mark.slow
-def test_a_record_says_all_that_scripts_rely_on(preflight_record, capsys):
-    whole = preflight_record('--price=v4=9,v5e=2', '--best', memory_bytes=1 << 30, status=0)
-    records = whole['slices']
+def test_a_record_says_all_that_scripts_rely_on(best_of_small):
+    records = best_of_small.record['slices']
     assert records == sorted(records, key=lambda record: record['hours'])
     by_topology = {record['topology']: record for record in records}
     assert {topology: record['mesh'] for topology, record in by_topology.items()} == {
@@ -85,23 +112,22 @@ def test_a_record_says_all_that_scripts_rely_on(preflight_record, capsys):
     # Gradients are reduced once, and little else: a half is sent and a half received.
     assert phase['collective_bytes'] == pytest.approx(sizes['parameters'], rel=0.05)
     assert phase['seconds']['collectives'] == pytest.approx(phase['collective_bytes'] / 45e9)
-    out = capsys.readouterr().out
-    assert 'MB of messages' not in out
-    assert re.search(r'^v5e:1x2: fits, .* chip-hours, \$', out, re.M)
+    assert 'MB of messages' not in best_of_small.said
+    assert re.search(r'^v5e:1x2: fits, .* chip-hours, \$', best_of_small.said, re.M)
     assert record['dollars'] == pytest.approx(2 * record['chip_hours'])
 
 
 @pytest.mark.slow
-def test_saved_programs_are_read_without_compiling(monkeypatch, preflight_record, tmp_path):
-    folder = tmp_path / 'programs'
-    first = preflight_record(f'--save_programs={folder}', memory_bytes=1 << 30, status=0)
+def test_saved_programs_are_read_without_compiling(monkeypatch, preflight_record, best_of_small):
+    (first,) = (dict(record) for record in best_of_small.record['slices']
+                if record['topology'] == 'v5e:1x2')
     monkeypatch.setattr(measure, 'compile_step', None)
-    again = preflight_record(f'--programs={folder}', memory_bytes=1 << 30, status=0)
+    saved = f'--programs={best_of_small.programs}'
+    again = preflight_record(PRICES, saved, memory_bytes=1 << 30, status=0)
     assert again.pop('arguments') != first.pop('arguments')
     assert again == first
 
-    one_chip = preflight_record(
-        f'--programs={folder}', memory_bytes=1 << 30, status=0, devices_per_chip=2)
+    one_chip = preflight_record(saved, memory_bytes=1 << 30, status=0, devices_per_chip=2)
     assert (one_chip['chips'], one_chip['devices']) == (1, 2)
     assert one_chip['hours'] == first['hours']
     assert one_chip['chip_hours'] == first['chip_hours'] / 2
@@ -113,7 +139,7 @@ def test_a_fine_tuning_is_compiled_with_its_data_and_its_adapter(
     preflight_record, tmp_path, capsys
 ):
     write_run(tmp_path / 'start', pretraining_weights(
-        tmp_path, (*SPECIAL_TOKENS, *WORDS), num_layers=2))
+        tmp_path, (*SPECIAL_TOKENS, *WORDS), num_layers=1))
     write_cola(tmp_path / 'glue', train=30, dev=10, test=2)
     fine_tuning = [
         f"--config={ROOT / 'configs' / 'glue.py'}:cola",
