@@ -457,19 +457,26 @@ every_optax_optimizer = pytest.mark.parametrize('name', optimizers.optax_optimiz
 may_be_deprecated = pytest.mark.filterwarnings('ignore:.optimistic_adam. is deprecated')
 
 
+LARGE_ENOUGH_TO_SPLIT = ModelConfig(
+    vocab_size=64,
+    num_layers=1,
+    hidden_size=256,
+    num_heads=2,
+    intermediate_size=256,
+    max_position_embeddings=8,
+)
+
+
+@pytest.fixture(scope='module')
+def parameters_to_split():
+    return parameters_of(Pretraining(LARGE_ENOUGH_TO_SPLIT))
+
+
 @may_be_deprecated
 @every_optax_optimizer
-def test_the_state_of_every_optimizer_of_optax_fits_a_mesh(name):
-    config = ModelConfig(
-        vocab_size=64,
-        num_layers=1,
-        hidden_size=256,
-        num_heads=2,
-        intermediate_size=256,
-        max_position_embeddings=8,
-    )
-    head = Pretraining(config)
-    optimizer = optimizers.make_optimizer(options(name), lambda step: 1.0, parameters_of(head))
+def test_the_state_of_every_optimizer_of_optax_fits_a_mesh(name, parameters_to_split):
+    head = Pretraining(LARGE_ENOUGH_TO_SPLIT)
+    optimizer = optimizers.make_optimizer(options(name), lambda step: 1.0, parameters_to_split)
     state = abstract_state(head, optimizer, make_mesh(2, 2, 2))
     for x in jax.tree.leaves(state):
         x.sharding.shard_shape(x.shape)  # raises if a dim cannot be split like this

@@ -6,7 +6,6 @@ Dropout's masks are bit-identical. Blocks are small, so that short rows have sev
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -63,11 +62,13 @@ def test_blocks_without_a_common_sequence_or_out_of_reach_are_skipped():
     place = np.arange(128)
     numbers = 1 + (place >= 40) + (place >= 96)
     numbers[120:] = 0
-    segments = jnp.asarray(np.stack([numbers, np.ones(128)]), jnp.int32)
+    segments = np.stack([numbers, np.ones(128)]).astype(np.int32)
     blocks = attention_gpu._Blocks(own=32, visited=16)
-    of_packed, of_whole = attention_gpu._visited_ranges(segments, blocks, 0)
+    ranges_of_windows = jax.jit(lambda segments: [
+        attention_gpu._visited_ranges(segments, blocks, window) for window in (0, 16)])
+    (of_packed, of_whole), of_windows = ranges_of_windows(segments)
     np.testing.assert_array_equal(of_packed, [[0, 3], [0, 6], [2, 6], [6, 8]])
     np.testing.assert_array_equal(of_whole, [[0, 8]] * 4)
-    of_packed, of_whole = attention_gpu._visited_ranges(segments, blocks, 16)
+    of_packed, of_whole = of_windows
     np.testing.assert_array_equal(of_packed, [[0, 3], [1, 5], [3, 6], [6, 8]])
     np.testing.assert_array_equal(of_whole, [[0, 3], [1, 5], [3, 7], [5, 8]])

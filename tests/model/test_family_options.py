@@ -150,7 +150,7 @@ def test_wanted_positions_give_the_rows_of_the_whole_output(outputs):
 
 
 @pytest.mark.parametrize('family, remat, num_layers', [
-    ('ModernBERT', ['dots', 'full'], 2), ('EuroBERT', ['full'], 1),
+    ('ModernBERT', ['full'], 2), ('EuroBERT', ['dots'], 1),
     ('ALBERT and ELECTRA', ['full'], 2)])
 def test_rematerialisation_changes_nothing_with_dropout_on(family, remat, num_layers):
     noisy = dataclasses.replace(
@@ -187,7 +187,7 @@ def test_rematerialisation_changes_nothing_with_dropout_on(family, remat, num_la
     'ALBERT and ELECTRA', 'ModernBERT', 'EuroBERT', 'UltraBERT'])
 def test_an_export_s_outputs_are_those_of_the_head(family):
     """Exports have one sequence a row and no position ids."""
-    config = with_options(family)
+    config = dataclasses.replace(with_options(family), num_layers=1)
     heads = [kind(config, 2) for kind in (Classification, Tagging, QuestionAnswering)]
     params = [random_params(head) for head in heads]
     encoder = params[0]['bert']  # of all: the compiler computes it once

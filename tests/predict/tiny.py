@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ from flax import linen as nn
 from bert_jax.config.bert_config import BertConfig
 from bert_jax.foreign import load_weights
 from bert_jax.heads import HEADS
+from bert_jax.heads.base import Head
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.model import Model
@@ -61,9 +63,9 @@ def random_model(vocab_file: Path, head: str, labels: tuple[str, ...] = ()) -> M
     num_tokens = len(load_tokenizer(vocab_file, lowercase=False).vocab)
     sizes = {**SIZES, 'num_layers': 1, 'max_position_embeddings': 64, 'vocab_size': NUM_ROWS}
     made = HEADS[head].of_model(ModelConfig(**sizes), len(labels) or 1, {})
-    shapes = nn.meta.unbox(jax.eval_shape(made.init, jax.random.key(0)))
     rng = np.random.default_rng(0)
-    tree = jax.tree.map(lambda x: rng.normal(0, 0.3, x.shape).astype(np.float32), shapes)
+    tree = jax.tree.map(
+        lambda x: rng.normal(0, 0.3, x.shape).astype(np.float32), _shapes_of(made))
     params = from_tree(tree, NUM_ROWS)
     if head == 'pretraining':  # rows without a token are not likely
         params['cls/predictions/output_bias'][num_tokens:] = -100.0
@@ -71,6 +73,12 @@ def random_model(vocab_file: Path, head: str, labels: tuple[str, ...] = ()) -> M
         params=params, model=sizes, head=head, labels=labels,
         vocab_file=vocab_file, lowercase=False, unused=(), source='a tiny model')
     return Model(weights, devices=jax.devices()[:1])
+
+
+@functools.cache
+def _shapes_of(head: Head) -> Any:
+    """The shapes of a head's parameters, which take a tenth of a second to find out."""
+    return nn.meta.unbox(jax.eval_shape(head.init, jax.random.key(0)))
 
 
 def random_texts(num: int, longest: int = 30, seed: int = 0) -> list[str]:

@@ -16,6 +16,7 @@ from bert_jax.watch.reference import Comparison, compared_fields, read_reference
 from tests.configs import load
 from tests.conftest import ROOT
 from tests.in_process import run
+from tests.numpy_kernels import kernels_of_numpy  # noqa: F401
 from tests.tiny_runs import first_devices
 
 SHIPPED = sorted(path.stem for path in (ROOT / 'bert_jax' / 'watch' / 'references').iterdir())
@@ -65,6 +66,7 @@ def stopped_run(workdir, *flags):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('kernels_of_numpy')
 def test_a_run_on_another_mesh_agrees_with_the_reference(tmp_path):
     here = stopped_run(tmp_path / 'run', '--config.train.reference=synthetic')
     compared = against(here, read_reference('synthetic'))
@@ -74,6 +76,7 @@ def test_a_run_on_another_mesh_agrees_with_the_reference(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('kernels_of_numpy')
 def test_a_run_on_another_mesh_at_another_rate_leaves_it_in_the_rate_alone(tmp_path):
     here = stopped_run(
         tmp_path / 'run', '--config.train.reference=synthetic',
