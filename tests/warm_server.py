@@ -30,7 +30,7 @@ _IMPORTED = (
     'multiprocessing.spawn',  # it keeps this process's executable, for pools
     'absl.logging', 'ml_collections', 'numpy', 'jax', 'jax.numpy', 'flax.linen', 'optax',
     'orbax.checkpoint', 'tensorboardX', 'matplotlib.figure', 'matplotlib.backends.backend_agg',
-    'tensorflow_text', 'tokenizers', 'pyarrow.parquet', 'httpx', 'jax.experimental.mesh_utils',
+    'tokenizers', 'pyarrow.parquet', 'httpx', 'jax.experimental.mesh_utils',
     'jax.experimental.multihost_utils', 'jax.experimental.pallas.tpu', 'scipy.special',
     'safetensors.numpy', 'ml_collections.config_flags', 'sentencepiece', 'pytest', 'optuna',
     'sqlalchemy',
@@ -71,7 +71,7 @@ def warm_up() -> None:
     sys.modules['keras'] = None  # type: ignore[assignment]
     with contextlib.suppress(ImportError):
         importlib.import_module('tensorflow')
-    del sys.modules['keras']  # which TF-Text needs
+    del sys.modules['keras']
     for name in _IMPORTED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -86,6 +86,8 @@ def _import_own() -> None:
     sys.path[0] = _ROOT
     for name in OWN:
         importlib.import_module(name)
+    with contextlib.suppress(ImportError):  # where TF-Text is installed; its own would load Keras
+        importlib.import_module('bert_jax.corpus.tokenize_tensorflow')
     sys.path[0] = here
 
 

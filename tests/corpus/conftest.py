@@ -7,4 +7,4 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.packages import loading_tensorflow
 
 with contextlib.suppress(InputError), loading_tensorflow('reading text'):
-    importlib.import_module('tensorflow_text')
+    importlib.import_module('bert_jax.corpus.tokenize_tensorflow')
