@@ -14,11 +14,11 @@ say() {
 
 # Prints its arguments on one line, each quoted for a shell if it needs quoting.
 quote() {
-  local word line=
+  local word line='' quote="'" escaped="'\\''"
   for word in "$@"; do
     case $word in
       *[[:cntrl:]]*) word=$(printf %q "$word") ;;
-      '' | *[!A-Za-z0-9_./:=@%+,-]*) word="'$(printf %s "$word" | sed "s/'/'\\\\''/g")'" ;;
+      '' | *[!A-Za-z0-9_./:=@%+,-]*) word=$quote${word//$quote/$escaped}$quote ;;
     esac
     line="$line${line:+ }$word"
   done

@@ -19,10 +19,11 @@ pid() {
 }
 
 running() {
-  local pid
+  local pid command=()
   pid=$(pid)
   # After a reboot another program may have this process id.
-  [ -n "$pid" ] && [[ $(ps -o args= -p "$pid" 2> /dev/null) == *on_host.sh* ]]
+  [ -n "$pid" ] && mapfile -d '' -t command 2> /dev/null < "/proc/$pid/cmdline" &&
+    [[ ${command[*]} == *on_host.sh* ]]
 }
 
 stop() {

@@ -29,7 +29,7 @@ class Cloud:
     def start(self, verb, *arguments, **environment):
         environment = os.environ | {
             'PATH': f'{self.checkout}/bin:{os.environ["PATH"]}', 'CLOUD': str(self.folder),
-            'POLL_SECONDS': '0.02', 'HELP': '', **environment,
+            'POLL_SECONDS': '0.1', 'HELP': '', **environment,
         }
         name, *others = arguments
         command = [self.checkout / 'launch' / self.script, verb, name, *self.options, *others]

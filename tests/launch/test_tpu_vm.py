@@ -146,7 +146,7 @@ def test_relaunch_starts_anew_on_all_hosts_if_one_fails_to_start(cloud):
 
 def test_relaunch_gives_up_hosts_that_cannot_be_reached(cloud):
     cloud.write('deaf', [])
-    process = cloud.relaunch('0', UNREACHABLE_SECONDS='1')
+    process = cloud.relaunch('0', UNREACHABLE_SECONDS='1', POLL_SECONDS='0.3')
     assert process.returncode == 1, process.stderr
     assert 'its first host cannot be reached by ssh (5 of 5 times)' in process.stderr
     assert len(cloud.calls('create')) == 5
