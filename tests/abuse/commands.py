@@ -10,7 +10,9 @@ import runpy
 import shlex
 import shutil
 import signal
+import stat
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from unittest import mock
 
 from bert_jax.runtime import connecting
 from bert_jax.runtime.stopping import Guard
+from bert_jax.watch.metrics_log import MetricsLog
 from tests.conftest import ROOT
 from tests.shared_steps import shared_steps
 from tests.tiny_runs import TINY, documents, one_device, write_cola
@@ -36,6 +39,8 @@ _TUNE = (
     '--config.init_checkpoint={folder}/run', '--config.data.max_seq_length=16', *_WITHOUT_DROPOUT,
     *_CACHE)
 _LARGE = 64 << 20  # bytes
+_FOLDER = 'a folder'
+_DIGESTS: dict[str, tuple[str, tuple[int, ...]]] = {}  # of files that stay, with their versions
 _TOP = ('main', 'convert', 'evaluate', 'predict')  # commands that are no tools
 MACROS = {
     '@text': (*_TINY, '--config.data.source={folder}/text.txt', *_CACHE),
@@ -162,27 +167,67 @@ def _alarm(seconds: int) -> Iterator[None]:
 
 def contents(folder: Path) -> dict[str, str]:
     """Digests of the files below a folder, of large ones size and time; where its links point."""
+    return {name: what for name, what in _below(folder).items() if what != _FOLDER}
+
+
+def copy_again(things: Path, folder: Path) -> None:
+    """Makes a folder a copy of another; of an earlier copy, only what has changed is made anew."""
+    wanted = _below(things)
+    found = _below(folder)
+    changed = {name for name in wanted.keys() | found.keys()
+               if found.get(name) != wanted.get(name)}
+    for name in sorted(changed & found.keys(), reverse=True):  # folders after what is in them
+        if found[name] == _FOLDER:
+            (folder / name).rmdir()
+        else:
+            (folder / name).unlink()
+    folder.mkdir(exist_ok=True)
+    for name in sorted(changed & wanted.keys()):
+        if wanted[name] == _FOLDER:
+            (folder / name).mkdir()
+        else:
+            shutil.copy2(things / name, folder / name, follow_symlinks=False)
+
+
+def _below(folder: Path) -> dict[str, str]:
+    """What is below a folder, by name: as `contents` describes it, or `_FOLDER`."""
     found = {}
-    for path in folder.rglob('*'):
-        name = str(path.relative_to(folder))
-        if path.is_symlink():
-            found[name] = os.readlink(path)
-        elif path.is_file() and path.stat().st_size > _LARGE:
-            found[name] = f'{path.stat().st_size} {path.stat().st_mtime_ns}'
-        elif path.is_file():
-            found[name] = hashlib.md5(path.read_bytes()).hexdigest()
-        elif not path.is_dir():
-            found[name] = 'special'
+    prefix = f'{folder}/'
+    for parent, folders, names in os.walk(folder):
+        for name in folders + names:
+            path = f'{parent}/{name}'
+            found[path.removeprefix(prefix)] = _description(path)
     return found
+
+
+def _description(path: str) -> str:
+    """A description of what is at a path: see `_below`."""
+    state = os.lstat(path)
+    if stat.S_ISLNK(state.st_mode):
+        return os.readlink(path)
+    if stat.S_ISDIR(state.st_mode):
+        return _FOLDER
+    if not stat.S_ISREG(state.st_mode):
+        return 'special'
+    if state.st_size > _LARGE:
+        return f'{state.st_size} {state.st_mtime_ns}'
+    version = (state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+    if _DIGESTS.get(path, ('', ()))[1] != version:
+        digest = hashlib.md5(Path(path).read_bytes()).hexdigest()
+        if time.time_ns() < state.st_ctime_ns + 1e9:
+            return digest  # a change within the same tick of the clock would not be noticed
+        _DIGESTS[path] = digest, version
+    return _DIGESTS[path][0]
 
 
 def make(folder: Path) -> None:
     """Makes text.txt, run, cola (a fine-tuned run), cache, glue, hf_NAME and notes."""
     (folder / 'text.txt').write_text(documents(40))
     write_cola(folder / 'glue')
-    for line in ('main @text --workdir={folder}/run', 'main @glue --workdir={folder}/cola'):
-        answer = open_command(line, folder)
-        assert answer.status == 0, answer.err
+    with mock.patch.object(MetricsLog, 'draw'):
+        for line in ('main @text --workdir={folder}/run', 'main @glue --workdir={folder}/cola'):
+            answer = open_command(line, folder)
+            assert answer.status == 0, answer.err
     for name in ('pretraining', 'classification', 'question_answering'):
         shutil.copytree(ROOT / 'tests/fixtures/huggingface' / name, folder / f'hf_{name}')
     (folder / 'notes').mkdir()

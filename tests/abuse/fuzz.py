@@ -13,7 +13,6 @@ import hashlib
 import json
 import random
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ import jax
 import numpy as np
 
 from bert_jax.watch.metrics_log import MetricsLog
-from tests.abuse.commands import Answer, contents, make, open_command
+from tests.abuse.commands import Answer, contents, copy_again, make, open_command
 from tests.abuse.outcome import Outcome
 from tests.tiny_runs import saved
 
@@ -192,13 +191,9 @@ def fuzz(
     names: Sequence[str] = tuple(TARGETS),
 ) -> Iterator[Outcome]:
     """For each number, damages a new copy of `things`, made in `folder`."""
-    def copy() -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(things, folder, symlinks=True)
-
     @functools.cache
     def expected(target: Target) -> Any:
-        copy()
+        copy_again(things, folder)
         answer = open_command(target.line, folder)
         assert answer.status == 0, answer.err
         return _result(answer, folder / target.made)
@@ -209,7 +204,7 @@ def fuzz(
             group = names[number % len(names)]
             target = TARGETS[group]
             wanted = expected(target)
-            copy()
+            copy_again(things, folder)
             damage = _damage(rng, folder / target.folder)
             before = contents(folder)
             answer = open_command(target.line, folder, seconds=_HANGS)

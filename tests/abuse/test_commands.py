@@ -20,7 +20,7 @@ import pytest
 
 from tests.abuse.campaign import here
 from tests.abuse.classes import foreign
-from tests.abuse.commands import contents, make, open_command
+from tests.abuse.commands import contents, copy_again, make, open_command
 from tests.abuse.fuzz import TARGETS, convert_run, fuzz
 from tests.conftest import ROOT
 from tests.numpy_kernels import kernels_of_numpy  # noqa: F401
@@ -74,28 +74,11 @@ class Sandbox:
         assert not changed, changed
 
 
-@pytest.fixture(scope='module')
-def copy_of_things(things, tmp_path_factory):
-    """A function that gives a copy of `things`: the last one, if all in it is as it was."""
-    def state_of(folder):
-        return contents(folder), sorted(path.relative_to(folder) for path in folder.rglob('*'))
-
-    expected = state_of(things)
-    folder = None
-
-    def copy():
-        nonlocal folder
-        if folder is None or state_of(folder) != expected:
-            folder = tmp_path_factory.mktemp('copy') / 'all'
-            shutil.copytree(things, folder, symlinks=True)
-        return folder
-
-    return copy
-
-
 @pytest.fixture
-def sandbox(things, copy_of_things):
-    return Sandbox(things, copy_of_things())
+def sandbox(things):
+    folder = things.with_name('sandbox')
+    copy_again(things, folder)
+    return Sandbox(things, folder)
 
 
 # What an editor or a disk does to a file.
