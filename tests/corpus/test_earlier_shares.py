@@ -4,6 +4,8 @@ import errno
 import functools
 import gzip
 import json
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -25,11 +27,16 @@ def _quickly(monkeypatch):
     monkeypatch.setattr(text_batches, '_BATCH_DOCUMENTS', 4)
 
 
+@functools.cache
+def compressed(seed):
+    """Ten documents."""
+    return gzip.compress('\n\n'.join(_random_texts(10, seed)).encode(), mtime=0)
+
+
 def write(folder, name, seed):
     """A file of a text."""
     folder.mkdir(exist_ok=True)
-    texts = '\n\n'.join(_random_texts(10, seed))
-    files.write_whole(folder / f'{name}.txt.gz', gzip.compress(texts.encode(), mtime=0))
+    files.write_whole(folder / f'{name}.txt.gz', compressed(seed))
 
 
 def text_in(folder):
@@ -50,9 +57,54 @@ def text(tmp_path):
     return text_in(files.as_path(tmp_path))
 
 
+@functools.cache
+def files_of_first_build():
+    """The content of all files, by path, that a build of the text leaves in its folder."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = files.as_path(name)
+        build(open_source(text_in(folder)), folder)
+        return {path.relative_to(name): path.read_bytes() for path in Path(name).rglob('*')
+                if path.is_file() and path.parent.name != 'text'}
+
+
+def place_earlier_store(folder):
+    """Places the store of the text in a folder; returns its path."""
+    for path, data in files_of_first_build().items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
+    (store,) = (folder / 'stores').iterdir()
+    return files.as_path(store)
+
+
+@functools.cache
+def made_afresh(texts):
+    """The content of a store that is made of nothing but files, (name, bytes) each."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = files.as_path(name)
+        (folder / 'text').mkdir()
+        for file, data in texts:
+            (folder / 'text' / file).write_bytes(data)
+        return content_anywhere(build(open_source(f'{name}/text/*'), folder))
+
+
+def content_anywhere(store):
+    """The content of a store's files but for the place of its text."""
+    found = content(store.path)
+    found['manifest.json'] = json.loads(found['manifest.json']) | {'source': ''}
+    return found
+
+
+def is_as_made_afresh(store, folder):
+    """Whether a store is that of the text in a folder as it is now."""
+    paths = sorted(files.children(folder / 'text'))
+    return content_anywhere(store) == made_afresh(tuple(
+        (path.name, path.read_bytes()) for path in paths))
+
+
 @pytest.fixture
 def read(monkeypatch):
     """The names of the files of which text was read."""
+    files_of_first_build()  # of which nothing is noted
     found = []
     batches = store_building.text_batches
 
@@ -64,7 +116,7 @@ def read(monkeypatch):
     return found
 
 
-def test_a_file_that_changed_is_made_anew_and_no_other(folder, read, tmp_path, capsys):
+def test_a_file_that_changed_is_made_anew_and_no_other(folder, read, capsys):
     text = text_in(folder)
     build(open_source(text), folder)
     assert sorted(read) == list('01234567')
@@ -73,7 +125,7 @@ def test_a_file_that_changed_is_made_anew_and_no_other(folder, read, tmp_path, c
     store = build(open_source(text), folder, progress=True)
     assert read == ['3']
     assert '7 of 8 shares taken from earlier stores' in capsys.readouterr().err
-    assert content(store.path) == content(build(open_source(text), tmp_path / 'fresh').path)
+    assert is_as_made_afresh(store, folder)
 
 
 @pytest.mark.parametrize(('change', 'expected'), [
@@ -83,17 +135,15 @@ def test_a_file_that_changed_is_made_anew_and_no_other(folder, read, tmp_path, c
                  id='another order'),
 ])
 def test_other_files_may_be_at_other_places(tmp_path, text, read, change, expected):
-    build(open_source(text), tmp_path)
-    read.clear()
+    place_earlier_store(tmp_path)
     change(tmp_path / 'text')
     store = build(open_source(text), tmp_path)
     assert read == expected
-    assert content(store.path) == content(build(open_source(text), tmp_path / 'fresh').path)
+    assert is_as_made_afresh(store, tmp_path)
 
 
 def test_shares_of_a_store_with_other_filters_are_taken(tmp_path, text, read):
-    build(open_source(text), tmp_path)
-    read.clear()
+    place_earlier_store(tmp_path)
     filters = [NearDuplicates(0.5)]
     store = build(open_source(text), tmp_path, facts=filters)
     assert not read
@@ -123,8 +173,7 @@ def _parts_of_another_size(monkeypatch, text):
     _another_tokenizer, _another_format, _another_splitter, _parts_of_another_size])
 def test_shares_that_were_made_by_other_rules_are_not_taken(
         tmp_path, text, read, monkeypatch, other):
-    build(open_source(text), tmp_path)
-    read.clear()
+    place_earlier_store(tmp_path)
     source, tokenizer = other(monkeypatch, text)
     store = build(source, tmp_path, tokenizer)
     assert len(read) == len(source.units)
@@ -157,20 +206,19 @@ DAMAGES = {
 
 @pytest.mark.parametrize('damage', DAMAGES)
 def test_what_is_damaged_is_named_and_made_anew(tmp_path, text, read, capsys, damage):
-    earlier = build(open_source(text), tmp_path)
+    earlier = place_earlier_store(tmp_path)
     harm, named = DAMAGES[damage]
-    harm(earlier.path)
-    read.clear()
+    harm(earlier)
     rewrite(tmp_path)
     store = build(open_source(text), tmp_path)
-    is_small = earlier.path.exists() and '.json' not in named
+    is_small = earlier.exists() and '.json' not in named
     assert sorted(read) == (['3', '5'] if is_small else list('01234567'))
     warned = capsys.readouterr().err
     assert named in warned and ('warning: ' in warned) == bool(named)
-    assert content(store.path) == content(build(open_source(text), tmp_path / 'fresh').path)
+    assert is_as_made_afresh(store, tmp_path)
 
 
-def test_in_a_bucket_too_what_is_gone_or_damaged_is_made_anew(bucket, read, tmp_path):
+def test_in_a_bucket_too_what_is_gone_or_damaged_is_made_anew(bucket, read):
     folder = files.as_path(bucket)
     text = text_in(folder)
     earlier = build(open_source(text), folder)
@@ -181,13 +229,13 @@ def test_in_a_bucket_too_what_is_gone_or_damaged_is_made_anew(bucket, read, tmp_
     rewrite(folder)
     store = build(open_source(text), folder)
     assert sorted(read) == ['3', '5', '6', '7']
-    assert content(store.path) == content(build(open_source(text), tmp_path / 'fresh').path)
+    assert is_as_made_afresh(store, folder)
 
 
 @pytest.mark.parametrize('ending', ['.npz', '.blocks'])
 def test_what_cannot_be_read_is_named_and_made_anew(
         tmp_path, text, read, monkeypatch, capsys, ending):
-    earlier = build(open_source(text), tmp_path).path
+    earlier = place_earlier_store(tmp_path)
     name = f'part-00005-000{ending}'
 
     def refusing(opens, path, *more):
@@ -197,23 +245,21 @@ def test_what_cannot_be_read_is_named_and_made_anew(
 
     for place, opens in ((files, 'open_plain'), (earlier_shares.Notes, 'open')):
         monkeypatch.setattr(place, opens, functools.partial(refusing, getattr(place, opens)))
-    read.clear()
     rewrite(tmp_path)
     store = build(open_source(text), tmp_path)
     assert read == ['3', '5']
     assert f'{name} cannot be read (Permission denied)' in capsys.readouterr().err
-    assert content(store.path) == content(build(open_source(text), tmp_path / 'fresh').path)
+    assert is_as_made_afresh(store, tmp_path)
 
 
 def test_a_full_disk_is_no_fault_of_the_earlier_store(tmp_path, text, read, monkeypatch):
-    build(open_source(text), tmp_path)
+    place_earlier_store(tmp_path)
 
     def full(path, notes):
         raise OSError(errno.ENOSPC, 'No space left on device')
 
     monkeypatch.setattr(store_building, 'write_notes', full)
     rewrite(tmp_path)
-    read.clear()
     with pytest.raises(OSError, match='No space left'):
         build(open_source(text), tmp_path)
     assert not read
@@ -227,7 +273,7 @@ def test_a_repaired_file_is_made_and_the_others_are_taken(tmp_path, text, read):
     write(tmp_path / 'text', '3', seed=3)
     store = build(open_source(text), tmp_path)
     assert read == ['3']
-    assert content(store.path) == content(build(open_source(text), tmp_path / 'fresh').path)
+    assert is_as_made_afresh(store, tmp_path)
 
 
 def test_a_file_that_ended_the_build_is_made_and_what_was_done_is_taken(tmp_path, text, read):
@@ -241,7 +287,7 @@ def test_a_file_that_ended_the_build_is_made_and_what_was_done_is_taken(tmp_path
     bad.write_text('text\na b\n')
     store = build(open_source(pattern), tmp_path)
     assert read == ['4a', '5', '6', '7']
-    assert content(store.path) == content(build(open_source(pattern), tmp_path / 'fresh').path)
+    assert is_as_made_afresh(store, tmp_path)
 
 
 def test_a_share_with_a_file_that_was_set_aside_is_read_again(tmp_path, text, read):
@@ -278,7 +324,7 @@ def test_a_file_that_is_added_meanwhile_is_not_of_the_text(folder):
 
 def test_a_build_that_is_killed_while_it_takes_a_share_goes_on(
         tmp_path, text, read, monkeypatch):
-    build(open_source(text), tmp_path)
+    place_earlier_store(tmp_path)
     rewrite(tmp_path)
     opened = store_building.open_build(open_source(text), TOKENIZER, tmp_path, False)
     written = []
@@ -297,7 +343,7 @@ def test_a_build_that_is_killed_while_it_takes_a_share_goes_on(
     read.clear()
     store = build(open_source(text), tmp_path)
     assert read == ['3']
-    assert content(store.path) == content(build(open_source(text), tmp_path / 'fresh').path)
+    assert is_as_made_afresh(store, tmp_path)
 
 
 # How a text is divided.
