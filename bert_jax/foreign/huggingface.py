@@ -235,7 +235,7 @@ def _read_params(
         by_name = _with_copies(by_name, family, of_class, model)
         by_name |= _zero_biases(by_name, family, of_class, model, config, config_file)
         stored = StoredTensors(
-            form_of=lambda tensor: family.form_in_any(tensor, of_class),
+            form_of=family.forms_in_any(of_class),
             shapes={name: tensor.shape for name, tensor in by_name.items()},
             read=lambda name: by_name[name].read(),
             where=where,
@@ -532,10 +532,11 @@ def _with_copies(
     An example is a file that has BERT's output layer and leaves out the word embeddings.
     """
     with_copies = dict(by_name)
+    form_of = family.forms_in_any(architecture)
     for tensor in parameters.tensors(model):
         for copy, parameter in family.tied.items():
             if parameter == tensor.name and copy in by_name:
-                form = family.form_in_any(tensor, architecture)
+                form = form_of(tensor)
                 assert form is not None, parameter
                 with_copies.setdefault(form.names[0], by_name[copy])
     return with_copies
@@ -593,8 +594,9 @@ def _forms_of_present_parts(
     """The forms of all parameters of those parts of a model of which the files have a tensor."""
     forms: dict[Tensor, Form] = {}
     present: set[Part | None] = set()
+    form_of = family.forms_in_any(architecture)
     for tensor in parameters.tensors(model):
-        form = family.form_in_any(tensor, architecture)
+        form = form_of(tensor)
         if form is None:
             continue
         forms[tensor] = form

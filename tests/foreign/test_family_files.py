@@ -1,6 +1,7 @@
 """Families without transformers: names and shapes in files, there and back, what is refused."""
 
 import dataclasses
+import functools
 import json
 import shutil
 
@@ -21,7 +22,6 @@ from bert_jax.foreign.families.ultrabert import ULTRABERT
 from bert_jax.foreign.huggingface import write_huggingface
 from bert_jax.foreign.tf1 import config_to_write
 from bert_jax.heads import HEADS, part_of
-from bert_jax.heads.classification import Classification
 from bert_jax.model.layers import ModelConfig
 from bert_jax.run.model import write_run
 from bert_jax.runtime.errors import InputError
@@ -99,54 +99,69 @@ def random_weights(family, architecture, head):
         lowercase=True, unused=(), source='a model')
 
 
+@functools.cache
+def made_by_the_model(family, head, num_labels):
+    """Shapes of the parameters, by name, that the model of a family makes with a head."""
+    config = ModelConfig(**vars(BertConfig(**MODELS[family])))
+    made = HEADS[head](config, num_labels)
+
+    def init(key):
+        return from_tree(nn.meta.unbox(made.init(key)), config.vocab_size)
+
+    return jax.eval_shape(init, jax.random.key(0))
+
+
 @pytest.mark.parametrize(
     'case', [case for case in CASES if case[2] == case[1].heads[0]], ids=names_of)
 def test_the_parameters_of_the_table_are_those_of_the_model(case):
     """By names and shapes, those of embeddings and layers all, those of the head at least."""
     weights = random_weights(*case)
-    _, architecture, head = case
-    config = ModelConfig(**weights.model)
-    made = (HEADS[head] if head else Classification)(config, weights.num_labels)
-
-    def init(key):
-        return from_tree(nn.meta.unbox(made.init(key)), config.vocab_size)
-
-    found = jax.eval_shape(init, jax.random.key(0))
+    family, architecture, head = case
+    found = dict(made_by_the_model(family.name, head or 'classification', weights.num_labels))
     for name, x in weights.params.items():
         assert found.pop(name).shape == x.shape, name
     assert all(part_of(name) not in (None, *architecture.parts) for name in found)
 
 
+def is_new(case):
+    """Whether it is the first of its family, or with its head."""
+    before = CASES[:CASES.index(case)]
+    return all(case[0] is not other[0] for other in before) or all(
+        case[2] != other[2] for other in before)
+
+
 @pytest.mark.parametrize('case', CASES, ids=names_of)
 def test_a_run_becomes_a_folder_and_a_run_again(case, tmp_path):
-    made = random_weights(*case)
-    write_run(tmp_path / 'run', made)
-    weights = load_weights(tmp_path / 'run')
-    assert_same(weights, made)
+    """A run has all parameters and options in the same way, so each family and head once."""
+    weights = made = random_weights(*case)
+    if is_new(case):
+        write_run(tmp_path / 'run', made)
+        weights = load_weights(tmp_path / 'run')
+        assert_same(weights, made)
     write_huggingface(tmp_path / 'hf', weights)
     family, architecture, _ = case
-    config = json.loads((tmp_path / 'hf' / 'config.json').read_text())
+    config_file = tmp_path / 'hf' / 'config.json'
+    config = json.loads(config_file.read_text())
     assert config['model_type'] == family.model_type
     assert config['architectures'] == [family.class_name(architecture)]
     again = load_weights(tmp_path / 'hf')
     assert again.unused == ()
     assert_same(again, made)
 
+    # A span head of ModernBERT has the tensors of a classifier with two labels.
+    if names_of(case) != 'ModernBertForQuestionAnswering-question_answering':
+        config['architectures'] = ['AClassOfTheirOwn']
+        config_file.write_text(json.dumps(config))
+        check_same_by_tensors(tmp_path / 'hf', case, made)
 
-# A span head of ModernBERT has the tensors of a classifier with two labels.
-@pytest.mark.parametrize('case', [
-    case for case in CASES if names_of(case) != 'ModernBertForQuestionAnswering-question_answering'
-], ids=names_of)
-def test_the_head_is_found_without_the_name_of_a_class(case, tmp_path):
-    """By the tensors; where several heads have the same, it is one of them."""
-    family, architecture, head = case
-    made = random_weights(*case)
-    write_huggingface(tmp_path / 'hf', made)
-    config_file = tmp_path / 'hf' / 'config.json'
-    config = json.loads(config_file.read_text())
-    config['architectures'] = ['AClassOfTheirOwn']
-    config_file.write_text(json.dumps(config))
-    again = load_weights(tmp_path / 'hf')
+
+def check_same_by_tensors(folder, case, made):
+    """Without the name of a class, the head is found by the tensors.
+
+    Where several heads have the same, it is one of them.
+    """
+    family, _, head = case
+    again = load_weights(folder)
     alike = {head, 'regression' if head == 'multiple_choice' else head}
     if head == 'token_classification' and family.name in ('ModernBERT', 'UltraBERT'):
         alike = {'classification'}

@@ -83,7 +83,7 @@ def ours(weights, inputs):
 def in_files(params, model):
     """The parameters as transformers has them."""
     return from_params(
-        lambda tensor: BERT.form_in_any(tensor, BERT.architectures[0]), params, model)
+        BERT.forms_in_any(BERT.architectures[0]), params, model)
 
 
 def load_silently(kind, folder):

@@ -53,7 +53,7 @@ def test_its_logits_are_those_of_transformers():
             name = f"{module.replace('/', '.')}.{leaf.replace('kernel', 'weight')}"
             form = Form((name,), is_transposed=leaf == 'kernel')
         elif part_of(tensor.name) is None:
-            form = BERT.form_in_any(tensor, BERT.architectures[-1])
+            form = BERT.forms_in_any(BERT.architectures[-1])(tensor)
         else:
             continue
         params[tensor.name] = tensor.from_files(

@@ -52,7 +52,7 @@ def params():
 
 def in_bert(tensor):
     """The form in files of transformers' BERT, of whatever class."""
-    return BERT.form_in_any(tensor, BERT.architectures[0])
+    return BERT.forms_in_any(BERT.architectures[0])(tensor)
 
 
 @pytest.mark.parametrize('form_of', [Tensor.in_tf1, in_bert])

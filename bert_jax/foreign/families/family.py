@@ -1,6 +1,7 @@
 """How a family of models is stored in Hugging Face's format: config fields, tensors, classes."""
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -54,7 +55,8 @@ def only_with(**allowed: Sequence[Any]) -> Callable[[Mapping[str, Any]], Misfit 
     return misfit
 
 
-class Architecture(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Architecture:
     """One of a family's classes in transformers.
 
     Attributes:
@@ -71,7 +73,7 @@ class Architecture(NamedTuple):
     modules: Names
     misfit: Callable[[Mapping[str, Any]], Misfit | None] = _no_misfit
 
-    @property
+    @functools.cached_property
     def parts(self) -> tuple[Part, ...]:
         """The parts of a model that the class has besides embeddings and layers."""
         return tuple(part for part in PARTS if self.names_of(part))
@@ -324,8 +326,8 @@ class Family:
         """How files of a class hold a parameter; None if they do not."""
         return self._form_of(tensor, {**self.modules, **architecture.modules})
 
-    def form_in_any(self, tensor: Tensor, architecture: Architecture) -> Form | None:
-        """`form_of`, or for a part that the class lacks, its form in another class of the family.
+    def forms_in_any(self, architecture: Architecture) -> Callable[[Tensor], Form | None]:
+        """`form_of` for any tensor, or for a part that the class lacks, its form in another class.
 
         Files may hold more parts than their class has. But names that the class itself uses are
         not those of another part.
@@ -337,7 +339,7 @@ class Family:
                 of_part = other.names_of(part)
                 if part not in architecture.parts and taken.isdisjoint(of_part.values()):
                     names = {**of_part, **names}
-        return self._form_of(tensor, names)
+        return lambda tensor: self._form_of(tensor, names)
 
     def _form_of(self, tensor: Tensor, names: Names) -> Form | None:
         """The form of a parameter by a table of names; None if it is not in the table."""
