@@ -42,9 +42,16 @@ class Purpose(enum.IntEnum):
 
 def hash64(*values: int | np.ndarray) -> np.ndarray:
     """A uint64 hash of integers, elementwise over broadcast arrays (SplitMix64's finaliser)."""
+    begin = _START
+    num_before = 0
+    for value in values:  # with Python's own numbers while it is one: a tenth of the time
+        if not isinstance(value, (int, np.integer)):
+            break
+        begin = _mixed(begin ^ int(value) & _ALL_BITS)
+        num_before += 1
+    h = _U64(begin)
     with np.errstate(over='ignore'):
-        h = np.asarray(_START, _U64)
-        for value in values:
+        for value in values[num_before:]:
             if isinstance(value, (int, np.integer)):
                 value = np.asarray(int(value) & _ALL_BITS, _U64)
             h = (h ^ value.astype(_U64)) * _U64(_GAMMA)
@@ -52,6 +59,14 @@ def hash64(*values: int | np.ndarray) -> np.ndarray:
             h = (h ^ (h >> _U64(27))) * _U64(_SECOND_MULTIPLIER)
             h = h ^ (h >> _U64(31))
         return h
+
+
+def _mixed(h: int) -> int:
+    """What a round of `hash64` makes of one number."""
+    h = h * _GAMMA & _ALL_BITS
+    h = (h ^ h >> 30) * _FIRST_MULTIPLIER & _ALL_BITS
+    h = (h ^ h >> 27) * _SECOND_MULTIPLIER & _ALL_BITS
+    return h ^ h >> 31
 
 
 def uniform(hashes: np.ndarray) -> np.ndarray:
