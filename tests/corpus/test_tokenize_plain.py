@@ -1,5 +1,7 @@
 """Text without TensorFlow: sentences, ids, stores and losses are those with it."""
 
+import functools
+import itertools
 import json
 import sys
 import unicodedata
@@ -44,7 +46,9 @@ def test_ids_are_the_reference_s(lowercase, switches, monkeypatch):
     assert counts.tolist() == list(map(len, expected))
 
 
-ENCODE = {low: plain.make_encode(WordPieceTokenizer(VOCAB, low)) for low in (True, False)}
+@functools.cache
+def plain_encode(lowercase):
+    return plain.make_encode(WordPieceTokenizer(VOCAB, lowercase))
 
 
 @settings(deadline=None)
@@ -52,7 +56,7 @@ ENCODE = {low: plain.make_encode(WordPieceTokenizer(VOCAB, low)) for low in (Tru
 def test_any_text_has_the_reference_s_ids(texts, lowercase):
     tokenizer = WordPieceTokenizer(VOCAB, lowercase)
     texts = [text.encode('utf-8', 'ignore').decode() for text in texts]
-    ids, counts = ENCODE[lowercase](texts)
+    ids, counts = plain_encode(lowercase)(texts)
     expected = [tokenizer.encode(text) for text in texts]
     assert ids.tolist() == sum(expected, [])
     assert counts.tolist() == list(map(len, expected))
@@ -109,15 +113,17 @@ def test_batches_are_those_of_the_graph(kind):
     elif kind != 'wordpiece':
         has_mark = kind == 'sentencepiece'
         tokenizer = SentencePieceTokenizer(kinds.sentence_piece(add_dummy_prefix=has_mark))
-    for split in (True, False):
-        batches = [TextBatch(documents, split, note=7), TextBatch([text], split, note=8)]
-        found = list(plain.tokenize_batches(iter(batches), tokenizer, 2))
-        expected = list(tokenize_tensorflow.tokenize_batches(iter(batches), tokenizer, 2))
-        assert [batch.note for batch in found] == [7, 8]
-        for ours, theirs in zip(found, expected, strict=True):
-            for name in ('ids', 'num_tokens', 'num_lines'):
-                assert getattr(ours, name).dtype == getattr(theirs, name).dtype
-                np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+    batches = [
+        TextBatch(texts, split, note=number)
+        for number, (texts, split) in enumerate(
+            itertools.product([documents, [text]], [True, False]))]
+    found = list(plain.tokenize_batches(iter(batches), tokenizer, 2))
+    expected = list(tokenize_tensorflow.tokenize_batches(iter(batches), tokenizer, 2))
+    assert [batch.note for batch in found] == [0, 1, 2, 3]
+    for ours, theirs in zip(found, expected, strict=True):
+        for name in ('ids', 'num_tokens', 'num_lines'):
+            assert getattr(ours, name).dtype == getattr(theirs, name).dtype
+            np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
 
 
 @pytest.mark.parametrize('tensorflow', [False, True])

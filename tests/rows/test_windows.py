@@ -89,13 +89,12 @@ def _packed(store):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('make', [_lanes, _mixture, _packed])
-@pytest.mark.parametrize(('step', 'numbers'), [(0, (2, 4)), (3, (8,)), (900_000, (16,))])
-def test_any_number_of_hosts_makes_the_same_batch(store, make, step, numbers, monkeypatch):
+@pytest.mark.parametrize(('step', 'num_hosts'), [(0, 2), (3, 8), (900_000, 16)])
+def test_any_number_of_hosts_makes_the_same_batch(store, make, step, num_hosts, monkeypatch):
     monkeypatch.setattr(packed_examples, '_SAMPLED_PAIRS', 256)
     whole = _batch_of_hosts(lambda: make(store), step, 1)
-    for num_hosts in numbers:
-        split = _batch_of_hosts(lambda: make(store), step, num_hosts)
-        assert_same(split, whole)
+    split = _batch_of_hosts(lambda: make(store), step, num_hosts)
+    assert_same(split, whole)
 
 
 def test_rows_of_a_mesh_that_splits_a_host_s_share(store):
@@ -107,7 +106,7 @@ def test_rows_of_a_mesh_that_splits_a_host_s_share(store):
 
 def test_steps_in_order_and_each_from_a_fresh_start_are_the_same(store):
     examples = _lanes(store)
-    for step in range(0, 120, 7):
+    for step in range(0, 120, 17):
         row_ids = step * BATCH + np.arange(BATCH)
         assert_same(examples.rows(row_ids), _lanes(store).rows(row_ids))
 

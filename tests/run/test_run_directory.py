@@ -59,9 +59,14 @@ def states():
     return {step: state_of((8, 1, 1), seed=step) for step in (2, 10)}
 
 
+@pytest.fixture(scope='module')
+def saved(states, tmp_path_factory):
+    return run_of(tmp_path_factory.mktemp('saved'), states)
+
+
 @pytest.fixture
-def run(states, tmp_path):
-    return run_of(tmp_path, states)
+def run(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / 'run')
 
 
 @pytest.mark.parametrize('axes', [(8, 1, 1), (2, 2, 2)])

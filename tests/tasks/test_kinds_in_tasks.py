@@ -226,10 +226,10 @@ def unigram(texts):
 def test_real_answers_come_back_by_characters_from_other_kinds(
     train, fewest_on_boundaries, shared_data, tmp_path
 ):
-    """All answers that begin and end where pieces do."""
+    """All answers, of a thousand, that begin and end where pieces do."""
     path = str(shared_data / 'squad' / 'dev-v2.0.cs224n-6078.json.gz')
     questions = [q for q in read_squad(path, version='v2', training=True, by_words=False)
-                 if q.answers]
+                 if q.answers][:1000]
     contexts = list(dict.fromkeys(question.context for question in questions))
     file = tmp_path / 'tokenizer.json'
     train(contexts).save(str(file))

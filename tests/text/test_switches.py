@@ -92,7 +92,9 @@ def small_vocab(vocab_file):
     return Vocab.from_tokens(list(dict.fromkeys([*SPECIAL_TOKENS, *short, *NEVER_SPLIT])))
 
 
-@pytest.mark.parametrize(('lowercase', 'switches'), COMBINATIONS[::5] + COMBINATIONS[1::7])
+# Nearly each pair of choices is in one of them; the last two are left to TF-Text where it is sure.
+@pytest.mark.parametrize(
+    ('lowercase', 'switches'), [*COMBINATIONS[2::5], COMBINATIONS[0], COMBINATIONS[20]])
 def test_the_graph_gives_the_ids_of_the_reference(lowercase, switches, lines, small_vocab):
     pytest.importorskip('tensorflow_text')
     from bert_jax.corpus.tokenize_tensorflow import make_encode

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip('tensorflow_text')
 
-from bert_jax.corpus import sharing, store_building
+from bert_jax.corpus import sharing, store_building, tokenize
 from bert_jax.tools import prepare
 from tests.conftest import ROOT
 from tests.corpus.test_store_building import _random_texts, content
@@ -38,6 +38,8 @@ def test_another_machine_finds_what_was_prepared(tmp_path, bucket, capsys, monke
 
 
 def test_shares_and_the_last_step_give_the_bytes_of_one_command(tmp_path, capsys, monkeypatch):
+    # Starts quicker, and gives the same ids (see tests/corpus/test_tokenize_plain.py).
+    monkeypatch.setattr(tokenize, 'has_tensorflow', lambda: False)
     monkeypatch.setattr(store_building, '_SHARE_BYTES', 1)
     for number in range(5):
         (tmp_path / f'{number}.txt').write_text('\n\n'.join(_random_texts(20, number)))
