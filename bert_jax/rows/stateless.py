@@ -49,7 +49,7 @@ def hash64(*values: int | np.ndarray) -> np.ndarray:
             break
         begin = _mixed(begin ^ int(value) & _ALL_BITS)
         num_before += 1
-    h = _U64(begin)
+    h: np.ndarray = np.asarray(begin, _U64)[()]
     with np.errstate(over='ignore'):
         for value in values[num_before:]:
             if isinstance(value, (int, np.integer)):
