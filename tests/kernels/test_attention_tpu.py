@@ -43,7 +43,8 @@ def inputs(batch, length, heads, dtype=jnp.float32, packed=False, dim=64, scale=
 
     Args:
       batch, length, heads, dtype, dim: of the rows.
-      packed: whether a row has several sequences: 'short', of up to three tokens.
+      packed: whether a row has several sequences: 'short', of up to three tokens; 'short, whole':
+        of two rows the first.
       scale: of queries and keys.
     """
     rng = np.random.default_rng(0)
@@ -55,6 +56,8 @@ def inputs(batch, length, heads, dtype=jnp.float32, packed=False, dim=64, scale=
     place = np.arange(length)
     if packed == 'short':  # up to three tokens each: numbers of several base-16 digits
         segments = np.broadcast_to(1 + place // 3, (batch, length))
+    elif packed == 'short, whole':
+        segments = np.stack([1 + place // 3, np.ones(length)])
     elif packed:  # sequences 1, 2, 3 of different lengths, then padding
         ends = np.sort(rng.integers(1, length, (batch, 3)), axis=1)
         segments = (place[None, :, None] < ends[:, None]).sum(axis=2)
@@ -95,6 +98,7 @@ def computed_once():
 
 # What an array of inputs is like: how it is packed, and the scale of queries and keys.
 PACKED, SHORT = (True, 1), ('short', 1)
+DIFFERENT_ROWS = ('short, whole', 1)  # the second visits chunks that the first does not
 EQUAL = (True, 0)  # equal scores, so any wrong bit of dropout's mask shows
 HUGE = (False, 30)  # scores in the thousands overflow nothing: the maximum is subtracted
 
@@ -211,14 +215,14 @@ def test_windows(monkeypatch, kinds, chunk, dim, heads, length, window, rate):
 
 @pytest.mark.parametrize('kinds, length, dim, heads, rate, options', [
     ([EQUAL, HUGE], 500, 64, 4, 0.1, {}),
-    ([PACKED], 650, 32, 4, 0.3, {}),
+    ([PACKED, DIFFERENT_ROWS], 650, 32, 4, 0.3, {}),
     # Chunks that share no sequence; and a grid step has one of two tiles of heads.
     ([SHORT, HUGE], 650, 128, 2, 0.0, {'has_large_vmem': False})])
 def test_rows_of_several_chunks(monkeypatch, kinds, length, dim, heads, rate, options):
     cut_into_chunks(monkeypatch, 256)
     monkeypatch.setattr(attention_blocks, '_MOST_QUERIES', 256 if dim == 32 else 128)
     assert_equal_to_plain(
-        kinds, 1 + (length == 500), length, heads, rate, dim=dim, rotary_base=160_000.0, **options)
+        kinds, 1 + (dim == 32), length, heads, rate, dim=dim, rotary_base=160_000.0, **options)
 
 
 def test_chunks_without_a_common_sequence_are_skipped(monkeypatch):

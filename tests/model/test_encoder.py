@@ -152,9 +152,9 @@ def test_wanted_positions_give_the_rows_and_gradients_of_the_whole_output(params
     assert_close(grads, whole_grads)
 
 
-@pytest.mark.parametrize('remat', ['dots', 'full'])
-def test_rematerialisation_changes_nothing_with_dropout_on(params, batch, plain, remat):
-    value, grads = value_and_grad(config(remat=remat), params, batch)
+def test_rematerialisation_changes_nothing_with_dropout_on(params, batch, plain):
+    """Everything computed again is in test_family_options.py."""
+    value, grads = value_and_grad(config(remat='dots'), params, batch)
     np.testing.assert_allclose(value, plain[0], rtol=1e-5)
     assert_close(grads, plain[1], rtol=1e-5)
 
