@@ -41,6 +41,7 @@ class MtebModel:
     def __init__(self, model: Model, name: str):
         """Takes a loaded model; see `mteb_model`."""
         from mteb.models import ModelMeta
+        from mteb.models.model_meta import ScoringFunction
 
         if model.sentences.similarity not in ('cosine', 'dot'):
             raise InputError(
@@ -54,8 +55,8 @@ class MtebModel:
             memory_usage_mb=None, max_tokens=model.max_length,
             embed_dim=model.vector_size, license=None, open_weights=None,
             public_training_code=None, public_training_data=None, framework=[],
-            similarity_fn_name=model.sentences.similarity, use_instructions=any(prompts.values()),
-            training_datasets=None)
+            similarity_fn_name=ScoringFunction(model.sentences.similarity),
+            use_instructions=any(prompts.values()), training_datasets=None)
 
     def encode(
         self, inputs: Iterable[Mapping[str, Any]], *, task_metadata: Any, hf_split: str,
