@@ -148,9 +148,9 @@ def test_a_phase_that_does_not_fit_is_refused_by_name(program, device_of, num_by
 
 
 @pytest.mark.parametrize('evaluate_every, steps_done, sizes', [
-    pytest.param(0, 0, [100, 180, 170], id='at the end'),
-    pytest.param(2, 0, [100, 50, 180, 170], id='in both'),
-    pytest.param(2, 2, [100, 180, 170], id='only before the run resumes'),
+    pytest.param(0, 0, [180, 170], id='at the end'),
+    pytest.param(2, 0, [50, 180, 170], id='in both'),
+    pytest.param(2, 2, [180, 170], id='only before the run resumes'),
 ])
 def test_only_the_evaluations_that_come_are_compiled(
     program, device_of, monkeypatch, evaluate_every, steps_done, sizes

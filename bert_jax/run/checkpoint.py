@@ -1,6 +1,7 @@
 """Checkpoints: saved asynchronously, restored onto any mesh."""
 
 import contextlib
+import functools
 import itertools
 import math
 import re
@@ -35,6 +36,11 @@ _MISREAD = (FileNotFoundError, NotADirectoryError, IsADirectoryError,
             KeyError, TypeError, AttributeError, IndexError, NotImplementedError)
 
 
+# Bytes. Of an array that several devices hold, each saves a part, and cutting parts off takes a
+# program for each shape: where they are small, compiling it takes longer than it saves.
+_LEAST_PART = 1 << 20
+
+
 class Damaged(Exception):
     """A checkpoint's metadata or bytes are missing or damaged."""
 
@@ -62,7 +68,8 @@ def read(
       Exception: any other error, on the host where it occurs.
     """
     folder = files.as_path(folder)
-    saved = _shapes(folder)
+    describe = functools.cache(lambda: _description(folder))
+    saved = _shapes(describe)
     has_checksums = saved.pop(checksum.CHECKSUMS, None) is not None
     wanted = checksum.leaves(abstract)
     arrays = {}
@@ -76,9 +83,10 @@ def read(
         wanted[checksum.CHECKSUMS] = jax.ShapeDtypeStruct(
             (len(saved),), np.uint32, sharding=NamedSharding(mesh, PartitionSpec()))
     if jax.process_count() == 1:
-        read_arrays = _on_all_hosts('read a checkpoint', lambda: _load(folder, wanted, mesh))
+        read_arrays = _on_all_hosts(
+            'read a checkpoint', lambda: _load(folder, describe, wanted, mesh))
     else:
-        read_arrays = _read_once_and_broadcast(folder, wanted, mesh)
+        read_arrays = _read_once_and_broadcast(folder, describe, wanted, mesh)
     if has_checksums:
         written = np.asarray(read_arrays.pop(checksum.CHECKSUMS))
         _on_all_hosts('verify a checkpoint', lambda: _verify(read_arrays, written))
@@ -94,7 +102,8 @@ def _scalar(value: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def _read_once_and_broadcast(
-    folder: Any, wanted: Mapping[str, jax.ShapeDtypeStruct], mesh: Mesh
+    folder: Any, describe: Callable[[], Any], wanted: Mapping[str, jax.ShapeDtypeStruct],
+    mesh: Mesh,
 ) -> dict[str, jax.Array]:
     """The arrays on the whole mesh, of which the first replica reads each shard once."""
     replica = Mesh(mesh.devices[:1], mesh.axis_names, axis_types=mesh.axis_types)
@@ -103,7 +112,7 @@ def _read_once_and_broadcast(
     def load_own() -> dict[str, jax.Array]:
         if jax.process_index() not in readers:
             return {}
-        return _load(folder, wanted, replica)
+        return _load(folder, describe, wanted, replica)
 
     read_here = _on_all_hosts('read a checkpoint', load_own)
     arrays = {}
@@ -184,20 +193,20 @@ def _is_damage(error: BaseException) -> bool:
     return isinstance(error, ValueError) and (code is None or code[1] in _DAMAGE)
 
 
-def _shapes(folder: Any) -> dict[str, tuple[int, ...]]:
-    """Shapes of a saved tree by name. The first host reads them for all."""
-    def describe() -> dict[str, Any]:
-        tree = jax.tree_util.tree_leaves_with_path(
-            _description(folder), is_leaf=checksum.is_array)
+def _shapes(describe: Callable[[], Any]) -> dict[str, tuple[int, ...]]:
+    """Shapes of a saved tree, which `describe` reads, by name. The first host reads for all."""
+    def by_name() -> dict[str, Any]:
+        tree = jax.tree_util.tree_leaves_with_path(describe(), is_leaf=checksum.is_array)
         return {checksum.leaf_name(path): x.shape for path, x in tree if checksum.is_array(x)}
 
-    read = _on_all_hosts('describe a checkpoint', lambda: describe() if hosts.first() else {})
+    read = _on_all_hosts('describe a checkpoint', lambda: by_name() if hosts.first() else {})
     shapes = hosts.share_json('shapes', lambda: read)
     return {name: tuple(shape) for name, shape in shapes.items()}
 
 
 def _load(
-    folder: Any, wanted: Mapping[str, jax.ShapeDtypeStruct], mesh: Mesh
+    folder: Any, describe: Callable[[], Any], wanted: Mapping[str, jax.ShapeDtypeStruct],
+    mesh: Mesh,
 ) -> dict[str, jax.Array]:
     """This process's shards on `mesh`, which may be a part of the mesh of `wanted`."""
     def struct(path: Any, x: Any) -> Any:
@@ -209,7 +218,7 @@ def _load(
 
     # Orbax needs a target with the structure of the saved tree.
     target = jax.tree_util.tree_map_with_path(
-        struct, _description(folder), is_leaf=checksum.is_array)
+        struct, describe(), is_leaf=checksum.is_array)
     with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
         restored = handler.restore(folder / STATE, args=ocp.args.StandardRestore(target))
     return checksum.leaves(restored)
@@ -222,7 +231,6 @@ def _description(folder: Any) -> Any:
     if tree is None:
         raise Damaged('it has no description')
     return tree
-
 
 
 def _verify(arrays: dict[str, jax.Array], written: np.ndarray) -> None:
@@ -248,6 +256,8 @@ def _check_same(saved: Shapes, wanted: Shapes, where: Any) -> None:
 
 
 def _manager(directory: Any, **options: Any) -> ocp.CheckpointManager:
+    handler: Any = ocp.type_handlers.get_type_handler(jax.Array)
+    handler._min_slice_bytes_for_replica_parallel = _LEAST_PART  # no public name reaches it
     return ocp.CheckpointManager(directory, options=ocp.CheckpointManagerOptions(**options))
 
 

@@ -207,7 +207,9 @@ class StepCompiler:
             begin, end = max(ends[number], self._steps_done), ends[number + 1]
             is_last = end == ends[-1]
             evaluates = evaluate_every > 0 and end // evaluate_every > begin // evaluate_every
-            names = ('train', 'evaluation') if evaluates or is_last else ('train',)
+            names = [] if number == self._phases[0] else ['train']
+            if evaluates or is_last:
+                names.append('evaluation')
             check_memory(self._program, [number], names)
 
     def check(self) -> None:

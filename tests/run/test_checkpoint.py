@@ -18,6 +18,7 @@ import orbax.checkpoint as ocp
 import pytest
 from etils.epath.gpath import _GPath
 
+from bert_jax.run import checkpoint
 from bert_jax.run.checkpoint import Best, Checkpoints, Damaged, OtherOptimizer, read
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import Diverged, InputError, SaveFailed
@@ -97,6 +98,17 @@ def test_a_state_comes_back_on_any_mesh(saved, state, axes):
     assert found.step == 3
     assert_equal(found.replace(step=state.step), state)
     assert_like(found, target)
+
+
+@pytest.mark.parametrize(('least', 'cuts'), [(None, False), (1, True)])
+def test_only_of_large_arrays_each_device_saves_a_part(tmp_path, state, monkeypatch, least, cuts):
+    """Small ones would take a program for each shape, and the first save seconds."""
+    if least is not None:
+        monkeypatch.setattr(checkpoint, '_LEAST_PART', least)
+    with mock.patch.object(jax.lax, 'slice_in_dim', wraps=jax.lax.slice_in_dim) as cut:
+        save(tmp_path, state, [1])
+    assert bool(cut.call_count) == cuts
+    assert_equal(restore(tmp_path, abstract()).params, state.params)
 
 
 def test_a_run_that_keeps_one_has_one_at_its_end(tmp_path, state):
