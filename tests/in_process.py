@@ -35,7 +35,9 @@ class Ended:
 
 
 def run(config, *args, workdir, stop_at=None, devices=one_device):
-    """Runs bert_jax.main in this process. It draws no curves, which takes a second.
+    """Runs bert_jax.main in this process.
+
+    It draws no curves, which takes a second, and saves only at its end, unless a flag says more.
 
     Args:
       config: a file, from the folder `configs`. A task that it adds is removed afterwards.
@@ -72,7 +74,8 @@ def _run(
     no_curves = mock.patch.object(metrics_log, 'curves', lambda *_: None)
     with (mock.patch.dict(TASKS), contextlib.redirect_stdout(said),
           contextlib.redirect_stderr(said), devices(), no_curves, shared_steps()):
-        config, _ = parse_command(['run', f'--config={ROOT / "configs" / config}', *args], '')
+        flags = f'--config={ROOT / "configs" / config}', '--config.train.save_every=0', *args
+        config, _ = parse_command(['run', *flags], '')
         validate(config)
         program = run_setup.open_run(config, [as_path(workdir)])
         return experiment.train_run(program, as_path(workdir), should_stop)

@@ -13,7 +13,7 @@ from unittest import mock
 from bert_jax.answers.engine import Engine
 from bert_jax.config import command_line
 from bert_jax.step import step
-from bert_jax.train import program
+from bert_jax.train import compiling, program
 
 _MADE: dict[Any, Any] = {}
 
@@ -35,6 +35,7 @@ def shared_steps() -> Iterator[None]:
     make_train_step = step.make_train_step
     make_eval_step = step.make_eval_step
     make_init = step.make_init
+    compile_step = compiling.compile_step
     module_of = command_line._module
 
     def shared_module(code: types.CodeType, path: str) -> Any:
@@ -58,7 +59,15 @@ def shared_steps() -> Iterator[None]:
         key = ('init', make_init, head, optimizer, mesh)
         return _made(key, make_init, head, optimizer, mesh)
 
+    def memory_of(jitted: Any, *arguments: Any) -> tuple[None, compiling.Memory]:
+        _, memory = compile_step(jitted, *arguments)
+        return None, memory  # without the program, which would stay in memory
+
+    def shared_compile_step(jitted: Any, *arguments: Any) -> tuple[None, compiling.Memory]:
+        return _made(('memory', jitted, str(arguments)), memory_of, jitted, *arguments)
+
     with (mock.patch.object(program, '_optimizer_maker', shared_optimizer_maker),
+          mock.patch.object(compiling, 'compile_step', shared_compile_step),
           mock.patch.object(step, 'make_train_step', shared_train_step),
           mock.patch.object(step, 'make_eval_step', shared_eval_step),
           mock.patch.object(step, 'make_init', shared_init),

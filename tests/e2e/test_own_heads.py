@@ -31,7 +31,7 @@ from bert_jax.runtime.files import as_path
 from bert_jax.tools.report.runs import RunRecords
 from bert_jax.weights.parameters import to_tree
 from tests.conftest import ROOT, xla_flags
-from tests.in_process import evaluate, recorded, run
+from tests.in_process import evaluate, recorded, run, run_first_steps
 from tests.predict.tiny import pretraining_weights, random_texts
 from tests.programs import run_program
 from tests.shared_steps import shared_steps
@@ -52,8 +52,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('kernels_of_numpy')]
 # Those of TINY that the paper's pre-training and others share.
 SMALL = (
     *TINY[1:], '--config.model.initializer_range=0.2',
-    '--config.phases=()', '--config.train.steps=6', '--config.train.save_every=3',
-    '--config.train.log_every=1')
+    '--config.phases=()', '--config.train.steps=6', '--config.train.log_every=1')
 ELECTRA = ROOT / 'configs' / 'electra_pretrain.py'
 two_devices = functools.partial(first_devices, 2)
 
@@ -69,12 +68,18 @@ class ElectraRun:
 
 
 @pytest.fixture(scope='module')
-def electra(tmp_path_factory):
-    folder = tmp_path_factory.mktemp('electra')
+def of_text(tmp_path_factory):
+    """The flags of runs on a text, which share its vocabulary and tokens."""
+    folder = tmp_path_factory.mktemp('text')
     (folder / 'text.txt').write_text(documents(100, sentences=1))
+    return f'--config.data.source={folder}/text.txt', f'--config.data.dir={folder}/cache'
+
+
+@pytest.fixture(scope='module')
+def electra(of_text, tmp_path_factory):
+    folder = tmp_path_factory.mktemp('electra')
     args = (
-        'electra_pretrain.py:tiny', *SMALL, f'--config.data.source={folder}/text.txt',
-        f'--config.data.dir={folder}/cache', '--config.model.hidden_dropout=0.1',
+        'electra_pretrain.py:tiny', *SMALL, *of_text, '--config.model.hidden_dropout=0.1',
         '--config.train.packed_rows=8', '--config.data.max_seq_length=64',
         '--config.data.max_predictions_per_seq=10',
         '--config.optimizer.name=bert_adamw')  # compiled sooner than the recipe's Muon
@@ -124,6 +129,7 @@ def test_it_runs_from_the_command_line_on_random_tokens(on_random_tokens):
     assert (on_random_tokens / 'config_file.py').exists()
 
 
+@functools.cache
 def params_of(workdir):
     step, tree = saved(workdir)
     return step, flatten_dict(tree['params'], sep='/')
@@ -212,12 +218,12 @@ def test_transformers_computes_its_logits(electra, tmp_path):
 
 def test_the_discriminator_is_fine_tuned(electra, tmp_path):
     glue = write_cola(tmp_path / 'glue')
-    ended = run(
+    said = run_first_steps(
         'glue.py:cola', f'--config.init_checkpoint={electra.workdir}',
         f'--config.data.source={glue}', '--config.data.max_seq_length=32',
-        '--config.train.steps=2', workdir=tmp_path / 'run')
-    assert 'starts fresh: bert/pooler/..., classifier/...' in ended.said
-    (unused,) = re.findall('left unused: (.*)', ended.said)
+        workdir=tmp_path / 'run', num_steps=1)
+    assert 'starts fresh: bert/pooler/..., classifier/...' in said
+    (unused,) = re.findall('left unused: (.*)', said)
     assert 'discriminator_predictions/...' in unused
     assert 'generator' in unused
     fields = fields_of(tmp_path / 'run')
@@ -227,9 +233,9 @@ def test_the_discriminator_is_fine_tuned(electra, tmp_path):
 
 def test_another_run_with_the_same_head_starts_from_all_of_it(electra, tmp_path):
     num_params = len(params_of(electra.workdir)[1])
-    ended = run(
-        *electra.args, f'--config.init_checkpoint={electra.workdir}', workdir=tmp_path)
-    assert f'{num_params} of {num_params} parameters' in ended.said
+    said = run_first_steps(
+        *electra.args, f'--config.init_checkpoint={electra.workdir}', workdir=tmp_path, num_steps=1)
+    assert f'{num_params} of {num_params} parameters' in said
 
 
 def test_a_report_has_the_flops_and_the_size_of_both_models(on_random_tokens):
@@ -259,13 +265,11 @@ def test_a_resumed_run_says_that_its_file_has_changed(electra, tmp_path):
 
 
 @pytest.fixture(scope='module')
-def pretrained(tmp_path_factory):
+def pretrained(of_text, tmp_path_factory):
     """The directory of a tiny model with its vocabulary, pre-trained for two steps."""
-    folder = tmp_path_factory.mktemp('pretrained')
-    (folder / 'text.txt').write_text(documents(40))
-    run('tiny_pretrain.py', *TINY[1:], f'--config.data.source={folder}/text.txt',
-        f'--config.data.dir={folder}/cache', '--config.train.steps=2', workdir=folder / 'run')
-    return folder / 'run'
+    workdir = tmp_path_factory.mktemp('pretrained') / 'run'
+    run('tiny_pretrain.py', *TINY[1:], *of_text, '--config.train.steps=2', workdir=workdir)
+    return workdir
 
 
 @dataclasses.dataclass
@@ -341,7 +345,7 @@ def test_vectors_of_sentences_are_trained_and_read_back_as_the_run_makes_them(st
     assert after > before + 0.3
     assert after == pytest.approx(stsb.result['eval/spearman'], abs=1e-3)
     with one_device(), shared_steps():
-        vectors = load(stsb.workdir).vectors(['some words', 'others'])
+        vectors = load(stsb.workdir).vectors([pair.first for pair in stsb.dev])
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
 
 
@@ -425,12 +429,11 @@ def test_hard_negatives_come_from_further_columns(pretrained, tmp_path):
         'sentence_vectors.py', f'--config.init_checkpoint={pretrained}',
         f'--config.data.source={tmp_path}/pairs.tsv', '--config.data.text=question',
         '--config.data.text_pair=answer', *VECTORS)
-    with_negatives = (*args, '--config.data.choices=wrong')
-    run(*with_negatives, '--config.train.steps=20', '--config.train.eval_every=4',
-        workdir=tmp_path / 'trained')
+    args = (*args, '--config.train.steps=20', '--config.train.eval_every=4')
+    run(*args, '--config.data.choices=wrong', workdir=tmp_path / 'trained')
     at_first, *_, at_last = recorded(tmp_path / 'trained', 'eval/accuracy_at_1')
     assert at_last > at_first + 0.2
-    run(*args, '--config.train.steps=1', workdir=tmp_path / 'without')
+    run_first_steps(*args, workdir=tmp_path / 'without', num_steps=1)
     losses = [recorded(tmp_path / name, 'train/loss')[0] for name in ('trained', 'without')]
     assert losses[0] > losses[1] + 0.3, 'there are twice as many candidates'
 
@@ -508,7 +511,7 @@ def taught_vectors(stsb, pretrained, tmp_path_factory):
         config, *VECTORS, *flags, f'--config.data.vocab_file={pretrained}/vocab.txt',
         '--config.model.name=L-1_H-64_A-2', '--config.data.packing=True')
     ended = run(
-        *args, '--config.train.steps=120', '--config.train.eval_every=20', workdir=folder / 'run')
+        *args, '--config.train.steps=60', '--config.train.eval_every=20', workdir=folder / 'run')
     at_first, *_ = recorded(folder / 'run', 'eval/cosine')
     return TaughtVectors(folder / 'run', config, flags, ended.result, at_first)
 

@@ -19,7 +19,7 @@ from bert_jax.text.vocab import SPECIAL_TOKENS
 from bert_jax.text.vocab_files import write_vocab
 from bert_jax.tools import mine
 from tests.conftest import ROOT
-from tests.in_process import evaluate, run
+from tests.in_process import evaluate, run, run_first_steps
 from tests.refusals import refused
 from tests.shared_steps import shared_steps
 from tests.tiny_runs import WORDS, one_device, write_table
@@ -153,14 +153,13 @@ def sentence_folder(folder, converted, **files):
 
 
 def started_from(trained, folder, workdir, *flags):
-    """The settings of retrieval of a run of one step that starts from a folder."""
-    ended = run(
+    """What a run said that starts from a folder, after a step, and its settings of retrieval."""
+    said = run_first_steps(
         'retrieval.py', *trained.flags, f'--config.init_checkpoint={folder}',
-        '--config.model.name=', '--config.data.vocab_file=', '--config.train.steps=1', *flags,
-        workdir=workdir)
+        '--config.model.name=', '--config.data.vocab_file=', *flags, workdir=workdir, num_steps=1)
     fields = read_run_fields(workdir)
     names = ('query_prompt', 'document_prompt', 'pool')
-    return ended, {name: fields[f'retrieval.{name}'] for name in names}
+    return said, {name: fields[f'retrieval.{name}'] for name in names}
 
 
 def test_a_run_starts_with_the_prompts_of_a_folder_of_others(trained, converted, tmp_path):
@@ -168,12 +167,12 @@ def test_a_run_starts_with_the_prompts_of_a_folder_of_others(trained, converted,
         tmp_path / 'theirs', converted,
         **{'1_Pooling/config.json': {
             'pooling_mode_cls_token': True, 'pooling_mode_mean_tokens': False}})
-    ended, settings = started_from(trained, folder, tmp_path / 'run')
+    said, settings = started_from(trained, folder, tmp_path / 'run')
     assert settings == {
         'query_prompt': PROMPTS['query'], 'document_prompt': PROMPTS['document'], 'pool': 'cls'}
     assert f"config.retrieval.document_prompt='passage: ', as in Hugging Face folder {folder}" in (
-        ended.said)
-    ended, settings = started_from(
+        said)
+    _, settings = started_from(
         trained, folder, tmp_path / 'without', '--config.retrieval.query_prompt=',
         '--config.retrieval.pool=mean')
     assert settings == {

@@ -89,7 +89,7 @@ def test_pairs_are_classified_resumed_and_written(name, tmp_path):
     def tune(stop_at=None):
         return run(
             'classification.py', f'--config.init_checkpoint={start}', *UNPACKED,
-            '--config.train.steps=4', '--config.train.save_every=2', '--config.data.text=a',
+            '--config.train.steps=4', '--config.data.text=a',
             '--config.data.text_pair=b', f'--config.data.source={source}',
             f'--config.data.eval_source={source}', f'--config.data.dir={tmp_path}/cache',
             workdir=tmp_path / 'run', stop_at=stop_at)

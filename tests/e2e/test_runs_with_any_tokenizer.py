@@ -53,7 +53,7 @@ def test_pairs_are_classified_resumed_and_predicted(tune, tmp_path):
     source = tmp_path / 'own.csv'
     source.write_text('a,b,label\n' + ''.join([','.join(row) + '\n' for row in rows]))
     flags = ['--config.data.text=a', '--config.data.text_pair=b', f'--config.data.source={source}',
-             f'--config.data.eval_source={source}', '--config.train.save_every=2']
+             f'--config.data.eval_source={source}']
     whole = tune('classification.py', *flags)
     shutil.move(tmp_path / 'run', tmp_path / 'whole')
     with pytest.raises(Stopped):

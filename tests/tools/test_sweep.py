@@ -266,11 +266,12 @@ def test_a_member_claimed_by_another_process_is_left_to_it_until_release(tmp_pat
     run.mkdir(parents=True)
     other = Claim(run)
     assert other.attempt()
-    finished, ours = work(tmp_path, overrides)
+    members = MEMBERS[1:3]
+    finished, ours = work(tmp_path, overrides, members)
     assert finished
     assert ours.unfinished() == [MEMBERS[1]]
     other.release()
-    finished, ours = work(tmp_path, overrides)
+    finished, ours = work(tmp_path, overrides, members)
     assert finished
     assert not ours.unfinished()
 
