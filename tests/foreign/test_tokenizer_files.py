@@ -80,6 +80,14 @@ def test_a_folder_cuts_texts_as_its_run_did(tmp_path, settings):
         assert load_weights(tmp_path / 'folder').max_length == length
 
 
+def test_special_tokens_in_texts_stay_special_where_no_settings_are_beside(tmp_path):
+    path = kinds.write(tmp_path / 'given', kinds.roberta())
+    path.with_name('tokenizer_config.json').unlink(missing_ok=True)
+    write_huggingface(tmp_path / 'folder', model_with(path))
+    settings = json.loads((tmp_path / 'folder' / 'tokenizer_config.json').read_text())
+    assert settings['mask_token'] == '<mask>' and 'split_special_tokens' not in settings
+
+
 @pytest.mark.parametrize('name', ['bpe', 'unigram'])
 def test_a_trained_tokenizer_is_written_with_its_settings(name, tmp_path):
     path = tmp_path / 'trained.json'
@@ -90,6 +98,7 @@ def test_a_trained_tokenizer_is_written_with_its_settings(name, tmp_path):
     assert settings['add_prefix_space'] is (name == 'bpe')
     assert settings['mask_token'] == '[MASK]' and settings['pad_token'] == '[PAD]'
     assert settings['tokenizer_class'] == 'PreTrainedTokenizerFast'
+    assert settings['split_special_tokens'] is True  # [MASK] in a text is text
     again = load_weights(tmp_path / 'folder')
     assert ids_of(again.vocab_file) == ids_of(path)
     card = (tmp_path / 'folder' / 'README.md').read_text()

@@ -293,8 +293,10 @@ def test_records_and_text_can_be_mixed(folder, vocab_file):
     ours = (batch['input_ids'] == batch['input_ids'][:, :1]).all(axis=1)
     assert np.bincount(batch['input_ids'][ours, 0]).tolist() == [25] * 10
     assert data.held_out(S, P).num_frozen > 0  # from the text
+    assert data.masks_held_out
     judged = _open(folder, 'a.txt', eval_source='c.tfrecord', vocab_file=vocab_file)
     assert _frozen(judged.held_out(S, P))['input_ids'][:, 0].tolist() == list(range(10))
+    assert not judged.masks_held_out  # records come masked
 
 
 @pytest.mark.parametrize(('sources', 'changes', 'words'), [

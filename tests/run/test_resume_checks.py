@@ -284,6 +284,23 @@ def test_a_start_that_was_killed_before_its_config_is_gone_on_with(tmp_path, nam
             pass
 
 
+@pytest.mark.parametrize(('kept', 'remedy'), [
+    ('the same', ''),
+    ('another', 'give another --workdir, or --config.data.vocab_file={workdir}/vocab.txt'),
+    ('', 'give another --workdir'),
+])
+def test_a_run_goes_on_with_its_own_vocabulary_alone(kept, remedy, workdir, tmp_path_factory):
+    given = tmp_path_factory.mktemp('given') / 'vocab.txt'
+    given.write_text('the same')
+    if kept:
+        (workdir / 'vocab.txt').write_text(kept)
+    describe_run(workdir, FIELDS, None)
+    refusal = f'another vocabulary than {given}: ' + remedy.format(workdir=workdir)
+    expected = pytest.raises(InputError, match=f'{re.escape(refusal)}$')
+    with expected if remedy else contextlib.nullcontext():
+        check_resumable(workdir, FIELDS, given, comparable=True)
+
+
 MADE = {'commit': 'c0ffee00', 'code': 'a' * 32, 'versions': {'jaxlib': '0.9.0'}}
 
 

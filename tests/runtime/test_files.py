@@ -1,5 +1,6 @@
 """Paths on a disk and in a bucket behave the same; a bucket's faults are reported in one line."""
 
+import contextlib
 import io
 import os
 import pathlib
@@ -350,3 +351,13 @@ def test_an_output_on_the_hub_is_refused():
         files.open_folder('hf:a/b', '--workdir', lambda _: True)
     with refused('--output=hf:a/b', 'name a folder'):
         files.check_new_file('hf:a/b', '--output')
+
+
+@pytest.mark.parametrize(('content', 'is_earlier'), [
+    ('{"topology": "v5e:2x2"}', True), ('{"loss": 1}', False), ('notes', False)])
+def test_only_an_earlier_result_is_written_over(content, is_earlier, tmp_path):
+    path = tmp_path / 'new.json'
+    path.write_text(content)
+    expected = contextlib.nullcontext() if is_earlier else refused('--json: ', 'is there already')
+    with expected:
+        files.check_new_file(path, '--json', unless='topology')

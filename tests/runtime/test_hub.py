@@ -12,7 +12,13 @@ from huggingface_hub import errors
 
 from bert_jax.foreign import load_weights
 from bert_jax.runtime.errors import InputError, Unavailable
-from bert_jax.runtime.hub import _check_all_parts, _check_content, _explained, _Repository
+from bert_jax.runtime.hub import (
+    _check_all_parts,
+    _check_content,
+    _download_one_by_one,
+    _explained,
+    _Repository,
+)
 from tests.foreign.run_model import RECORDED, assert_same
 from tests.programs import run_program
 from tests.stand_in_hub import COMMIT, Hub, serving
@@ -251,6 +257,17 @@ def test_of_a_damaged_file_nothing_is_left(kept_as, tmp_path):
     with pytest.raises(Unavailable, match='model.safetensors arrived damaged and was deleted'):
         _check_content(path, file, _Repository(named='hf:ORG/x', name='ORG/x'))
     assert not list(tmp_path.iterdir())
+
+
+def test_the_files_and_bytes_that_have_come_are_said(monkeypatch, capsys):
+    monkeypatch.setattr('bert_jax.runtime.hub._REPORT_SECONDS', 0.0)
+    files = [SimpleNamespace(rfilename=name, size=size, lfs=None)
+             for name, size in (('a', 2_000_000), ('b', 3_000_000))]
+    library = SimpleNamespace(hf_hub_download=lambda *args, **fields: 'a path')
+    _download_one_by_one(library, _Repository(named='hf:ORG/x', name='ORG/x'), COMMIT, files)
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.startswith('hf:ORG/x: 1 of 2, 2.0 MB, ')
+    assert last.startswith('hf:ORG/x: 2 of 2, 5.0 MB, ')
 
 
 @pytest.mark.parametrize('files, fault', [

@@ -10,7 +10,7 @@ import pytest
 
 import bert_jax
 from bert_jax.runtime.errors import InputError, install
-from bert_jax.runtime.packages import loading_tensorflow
+from bert_jax.runtime.packages import loading_tensorflow, quiet_stderr
 from tests.conftest import run_python
 from tests.programs import python, run_program
 
@@ -20,6 +20,13 @@ def test_missing_tensorflow_is_refused_with_a_remedy(monkeypatch):
     told = r'^reading needs tensorflow_text, which is not installed: .* --no-deps .*text==2'
     with pytest.raises(InputError, match=told), loading_tensorflow('reading'):
         import tensorflow_text  # noqa: F401
+
+
+def test_what_a_library_says_is_discarded_and_what_follows_is_not(capfd):
+    with quiet_stderr():
+        os.write(2, b'banner')
+    os.write(2, b'said')
+    assert capfd.readouterr().err == 'said'
 
 
 def test_a_fork_of_these_tests_can_read_text_with_tensorflow():

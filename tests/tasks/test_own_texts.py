@@ -34,6 +34,17 @@ def test_labels_come_from_the_data_and_a_share_is_held_out(tmp_path, capsys):
     assert f'scored: {len(task.evaluated[0].units)} of 60 examples of {source} (' in said
 
 
+def test_hosts_with_other_training_examples_are_told_apart(tmp_path):
+    scored = put(tmp_path, 'scored.csv', CSV)
+    identities = []
+    for word in ('john', 'smith'):
+        source = put(tmp_path, f'{word}.csv', [*CSV, f'{word},good'])
+        identities.append(opened('classification', source, tmp_path, eval_source=scored).identity())
+    first, second = identities
+    differing = [name for name in first if first[name] != second[name]]
+    assert differing == ['training examples'] and len(first) == 3
+
+
 RECORDED_NAMES = {'_type': 'ClassLabel', 'names': ['yes', 'maybe', 'no']}
 
 

@@ -180,6 +180,12 @@ def test_cosines_are_to_have_the_order_of_the_scores():
     np.testing.assert_allclose(losses, np.log(1 + sum(wrong)), rtol=1e-5)
 
 
+def test_an_empty_place_has_no_score():
+    cosines, scores, weights = np.float32([[0.5, 0.1, 0.9], [-2, -1, 0], [1, 1, 0]])
+    excess = heads._excess_over_higher(cosines, scores, weights)
+    assert excess[0] == pytest.approx(0.4)  # over the second alone
+
+
 @pytest.mark.extras
 @pytest.mark.parametrize(('name', 'options', 'head'), [
     ('MultipleNegativesRankingLoss', {}, PAIRS),

@@ -31,6 +31,7 @@ class HeldOutCase:
     HeldOutCase([400, *[2] * 200], 0.4),
     HeldOutCase([500, 300, 200], 0.25, few=True),
     HeldOutCase([960, *[1] * 40], 0.3, far=True),
+    HeldOutCase([1] * 20, 0.05, few=True),  # the hash alone takes two
 ])
 def test_equal_texts_are_on_one_side_and_the_share_is_near(case, tmp_path, capsys):
     texts = [f'the leader was born {i}' for i, count in enumerate(case.counts)

@@ -520,6 +520,7 @@ def test_the_time_of_a_run_is_split_by_cause(toy, tmp_path):
         total = sum(value for name, value in record.items() if name.startswith('time/'))
         assert record['train/goodput'] == pytest.approx(record['time/step'] / total)
     assert [record['time/save'] > 0 for record in records] == [False, False, True, True, True]
+    assert len({record['time/start'] for record in records}) == 1  # a later phase does not start
 
 
 @dataclasses.dataclass
@@ -549,3 +550,13 @@ def test_profile_writes_a_trace(toy, tmp_path, bucket, case):
     assert len(traces) == case.traced
     if case.traced:
         assert b'step_num' in traces[0].read_bytes()  # the steps are in it by number
+
+
+@pytest.mark.parametrize(('of_states', 'of_best', 'told'), [
+    ('a', 'b', 'a'), ('a', None, 'a'), (None, 'b', 'b'), (None, None, None)])
+def test_a_save_that_failed_is_told_whichever_it_was(of_states, of_best, told):
+    def saves(fault):
+        return types.SimpleNamespace(fault=lambda: fault)
+
+    assert RunOutputs(saves(of_states), saves(of_best), None, None).fault() == told
+    assert RunOutputs(saves(of_states), None, None, None).fault() == of_states
