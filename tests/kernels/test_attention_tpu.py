@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.kernels import attention_blocks, attention_tpu
@@ -25,11 +26,11 @@ from tests.tiny_models import jit
 
 def kernel(
     qkv, *args, rate, window=0, rotary_base=0.0, rotary_factor=1.0, mesh=None, on_gpu=False,
-    has_large_vmem=True
+    has_large_vmem=True, interpret=True
 ):
     settings = Settings(
-        qkv.shape[-1], rate, window // 2, rotary_base, on_gpu, has_large_vmem, interpret=True,
-        rotary_factor=rotary_factor)
+        qkv.shape[-1], rate, window // 2, rotary_base, on_gpu, has_large_vmem, interpret,
+        rotary_factor)
     return kernel_attention(qkv, *args, settings=settings, mesh=mesh)
 
 
@@ -288,3 +289,13 @@ def test_blocks_lie_within_their_arrays(monkeypatch, length, window, has_large_v
         kernel, window=window, has_large_vmem=has_large_vmem, rotary_base=10_000.0)
     attend_with_gradient.eval_shape(attend, qkv, *args, d_out, 0.1)
     assert len(checked) > 10  # of both passes
+
+
+@pytest.mark.parametrize('length', [128, 200])
+def test_no_index_is_beyond_an_array_in_vmem(monkeypatch, length):
+    """This interpreter, which is slower, refuses the index that the other moves into the array."""
+    cut_into_chunks(monkeypatch, 128)
+    qkv, *args, d_out = inputs(1, length, 2, packed=True)
+    attend = functools.partial(kernel, interpret=pltpu.InterpretParams())
+    for found in with_gradient(attend, qkv, *args, d_out, 0.1):
+        assert np.isfinite(found).all()
