@@ -44,6 +44,8 @@ from bert_jax.runtime.schema import TEXT, ListOf, fault_in
 _LONGEST_JSON = 2 << 30  # bytes of a line, which may be the whole file: a list, or SQuAD's layout
 _LISTED = 3  # malformed rows of a file that are shown one by one
 _PLACES = 100  # of the others, whose places alone are shown
+# What Parquet files begin with; PAR1 alone is the name of a gene, too.
+_PARQUET_MARK = b'PAR1\x15'
 _BATCH_ROWS = 1024  # of Parquet, in memory at once
 _NUMBER = re.compile(r'-?(0|[1-9][0-9]*)(\.[0-9]*)?')
 _MOST_DIGITS = 18  # of the index of a label
@@ -618,7 +620,7 @@ def lines(path: str) -> Iterator[Line]:
         with open_stream(path) as file:
             ended = itertools.chain(read_lines(file, path, longest), [b''])
             for number, (line, following) in enumerate(itertools.pairwise(ended), 1):
-                if number == 1 and line.startswith(b'PAR1'):
+                if number == 1 and line.startswith(_PARQUET_MARK):
                     raise DamagedFile(f'{path} is a Parquet file: let its name end in .parquet')
                 if b'\0' in line:
                     encoding = _wide_encoding(line)

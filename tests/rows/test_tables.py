@@ -65,6 +65,8 @@ GOOD = {
     'json list over several lines': Good('a.json', json.dumps(OBJECTS, indent=2)),
     'another name of json lines': Good('a.ndjson', LINES),
     'a third name of json lines': Good('a.jsonlines.gz', LINES),
+    'a column with the name of a gene': Good(
+        'a.tsv', 'PAR1\ttext\tlabel\n1\tx\ta\n2\ty\tb\n', ['x', 'y']),
     'two marks': Good('a.csv', codecs.BOM_UTF8 * 2 + CSV.encode()),
     'upper-case ending, csv': Good('a.CSV', CSV),
     'upper-case ending, tsv': Good('a.Tsv', TSV),
