@@ -44,6 +44,7 @@ class _OtherWeights(NamedTuple):
 
 
 _PICKLE = _OtherWeights('a pickle ({}), which can run code', 'transformers')
+_ADAPTER = 'adapter_model.safetensors'  # of peft, which is no whole model by another name
 _OTHER_WEIGHTS = {  # by the suffix of a file
     '.bin': _PICKLE,
     '.pt': _PICKLE,
@@ -149,7 +150,7 @@ def _check_no_other_weights(folder: Path) -> None:
 def _check_no_other_names(folder: Path) -> None:
     """Raises InputError if a folder has safetensors of other names, which nothing lists."""
     names = sorted(child.name for child in children(folder))
-    others = [name for name in names if name.endswith('.safetensors')]
+    others = [name for name in names if name.endswith('.safetensors') and name != _ADAPTER]
     if others:
         raise InputError(f'{folder} has {others[0]}, but no {SINGLE} and no {INDEX}: download the '
                          f'latter, which lists files with parts of a model, or call a file that '
