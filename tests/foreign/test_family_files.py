@@ -282,7 +282,7 @@ REFUSED = [
     ('ELECTRA', {'model_type': 'roberta'}, ['is of RoBERTa', 'is of ELECTRA']),
     ('ModernBERT', {'model_type': 'bert'}, ['is of BERT', 'is of ModernBERT']),
     ('DistilBERT', {'n_heads': 5}, ['n_heads=5', 'dim=12']),
-    ('DistilBERT', {'num_attention_heads': 6}, ['num_attention_heads=6 and n_heads=3']),
+    ('DistilBERT', {'num_attention_heads': 6}, ['num_attention_heads=6 and n_heads=3', 'both']),
     ('DistilBERT', {'dim': None}, ['has no dim', 'DistilBERT']),
     ('DistilBERT', {'model_type': 'electra'}, ['has no num_hidden_layers', 'ELECTRA']),
     ('DistilBERT', {'activation': 'quick_gelu'}, ["activation='quick_gelu'"]),

@@ -22,7 +22,7 @@ def _options_of(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
     for of_bert, field in _OF_BERT.items():
         if config.get(of_bert, config[field]) != config[field]:
             raise InputError(f'{where}: {of_bert}={config[of_bert]!r} and {field}='
-                             f'{config[field]!r} are one field: take out the wrong one')
+                             f'{config[field]!r} are one field: give both the right value')
     return {}
 
 
