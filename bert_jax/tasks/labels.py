@@ -244,11 +244,13 @@ def label_names(config: ConfigDict, path: str, column: str) -> list[str]:
     file = as_path(named)
     if file.exists():
         parts = read_lines(file, 'label names', 'config.data.label_names')
-        if several_labels.is_json('\n'.join(parts)):
-            raise InputError(f'config.data.label_names={named} holds JSON: write one name a line, '
-                             'that of label 0 first')
+        text, remedy = '\n'.join(parts), 'write one name a line, that of label 0 first'
     else:
         parts = named.split(',')
+        text, remedy = named, 'write the names alone, with commas between, as in O,B-PER,I-PER'
+    if several_labels.is_value(text):
+        raise InputError(f'config.data.label_names={named!r:.200} holds a list or object: '
+                         f'{remedy}')
     names = list(filter(None, map(str.strip, parts)))
     if len(set(names)) < len(names):
         raise InputError(f'config.data.label_names={named} has a name twice')

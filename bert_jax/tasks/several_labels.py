@@ -71,9 +71,9 @@ def _json_value(text: str) -> Any:
         return None
 
 
-def is_json(text: str) -> bool:
-    """Whether a text is a list or an object of JSON."""
-    return isinstance(_json_value(text), list | dict)
+def is_value(text: str) -> bool:
+    """Whether a text is a list or an object, as JSON or Python writes it."""
+    return any(isinstance(value(text), list | dict) for value in (_json_value, _python_value))
 
 
 def _python_value(text: str) -> Any:

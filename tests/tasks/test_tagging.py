@@ -120,11 +120,14 @@ def test_names_of_tags_that_are_no_utf_8_are_refused(numbered_tags, tmp_path):
         opened('tagging', numbered_tags, tmp_path, eval_source=True, label_names=names)
 
 
-@pytest.mark.parametrize('content', ['["O", "B-PER"]', '[\n "O",\n "B-PER"\n]\n', '{"0": "O"}'])
-def test_names_of_tags_in_json_are_refused(content, numbered_tags, tmp_path):
+@pytest.mark.parametrize('content', [
+    '["O", "B-PER"]', '[\n "O",\n "B-PER"\n]\n', '{"0": "O"}', "['O', 'B-PER']"])
+def test_names_of_tags_in_a_list_are_refused(content, numbered_tags, tmp_path):
     names = put(tmp_path, 'names.json', content)
-    with refused(f'config.data.label_names={names} holds JSON', 'one name a line'):
+    with refused(f'config.data.label_names={str(names)!r} holds a list', 'one name a line'):
         opened('tagging', numbered_tags, tmp_path, eval_source=True, label_names=names)
+    with refused('config.data.label_names=', 'holds a list', 'with commas between'):
+        opened('tagging', numbered_tags, tmp_path, eval_source=True, label_names=content)
 
 
 @pytest.mark.parametrize('names', ['', 'O,B-PER'])
