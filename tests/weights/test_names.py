@@ -171,6 +171,19 @@ def test_every_field_comes_back_from_a_run_directory(tmp_path):
     assert read_description(tmp_path / 'run').model == changed.model
 
 
+def test_a_head_that_only_a_file_of_the_run_defines_is_no_mistake(tmp_path):
+    write_run(tmp_path, load_weights(RECORDED / 'base'))
+    file = tmp_path / 'config.json'
+    config = json.loads(file.read_text()) | {'head': 'of_my_own'}
+    config.pop('digest', None)
+    file.write_text(json.dumps(config | {'config_file': {'name': 'mine.py', 'digest': '0' * 32}}))
+    assert load_weights(tmp_path).head == ''
+    assert load_weights(tmp_path, own_head=True).head == 'of_my_own'
+    file.write_text(json.dumps(config))
+    with refused("head='of_my_own' is unknown"):
+        load_weights(tmp_path)
+
+
 @pytest.mark.parametrize('lowercase', [True, False])
 def test_whether_text_is_lowercased_comes_back_from_a_run_directory(lowercase, tmp_path):
     weights = dataclasses.replace(load_weights(RECORDED / 'base'), lowercase=lowercase)
