@@ -65,6 +65,8 @@ _NO_WORD = '[UNK]'  # stands for an empty word where words are in columns, as in
 _TREEBANK = re.compile(r'\.conllu(\.gz|\.bz2)?$', re.IGNORECASE)
 _TREEBANK_COLUMNS = 10
 _IGNORED = '-100'  # what PyTorch's losses leave out
+_OF_PIECES = (f'has {_IGNORED}, which stands for tokens without a tag, such as the second part of '
+              'a word: write whole words, each with its tag')
 _NOTHING = '_'  # in a column of a treebank
 # The other columns of a treebank, by the names that data sets give them.
 _UNREAD_COLUMNS = ('lemma', 'xpos', 'feats', 'head', 'deprel', 'deps', 'misc')
@@ -628,7 +630,7 @@ class _ColumnReader:
         """Adds a word to the sentence.
 
         Raises:
-          InputError: the file has no tags.
+          InputError: the file has no tags, or has those of parts of words.
         """
         if not self._num_columns:
             self._num_columns = len(cells)
@@ -644,6 +646,8 @@ class _ColumnReader:
         if not cells[0]:
             self.faults.append(f'line {line}: no word before its first TAB')
             return
+        if cells[-1] == _IGNORED:
+            raise InputError(f'{self._path}, line {line} {_OF_PIECES}')
         self._words.append(cells[0])
         self._tags.append(cells[-1])
 
@@ -688,9 +692,7 @@ def _json_sentences(
         words = table.texts_of(words)
         labels = list(map(table.label_of, tags))
         if _IGNORED in labels:
-            raise InputError(
-                f"'{tag_column}' has {_IGNORED}, which stands for tokens without a tag, such as "
-                'the second part of a word: write whole words, each with its tag')
+            raise InputError(f"'{tag_column}' {_OF_PIECES}")
         named = [table.named(label, names) for label in labels]
         return Sentence(words, named)
 

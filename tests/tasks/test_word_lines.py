@@ -114,10 +114,11 @@ NUMBERS = 'its first column numbers words or sentences'
     (lines('de:{word}\t{tag}'), "all of its words begin with 'de:'"),
     ('\n'.join([lines('{word} {tag} _')] * 2), "its last column is '_' in all lines"),
     (lines('{word} {tag}').replace('\n', '\r').replace('\r', '\n', 1), 'line 2 holds a lone CR'),
+    ('the 1\nlead 2\n##er -100\n', 'line 3 has -100, which stands for tokens without a tag'),
 ], ids=['numbers', 'GermEval', 'sentences', 'CoNLL-U', 'CoNLL-2012', 'two documents',
         'no empty lines', 'a header of tags first', 'names of its own', 'a mark',
         'a mark, tags first', 'tags first', 'WikiANN', 'nothing in the place of tags',
-        'CR line ends but for one'])
+        'CR line ends but for one', 'tags of pieces'])
 def test_what_stands_in_the_place_of_words_is_refused(text, message, tmp_path):
     with refused(message):
         read_tagged(put(tmp_path, 'own.txt', text))
