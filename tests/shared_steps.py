@@ -59,12 +59,12 @@ def shared_steps() -> Iterator[None]:
         key = ('init', make_init, head, optimizer, mesh)
         return _made(key, make_init, head, optimizer, mesh)
 
-    def memory_of(jitted: Any, *arguments: Any) -> tuple[None, compiling.Memory]:
-        _, memory = compile_step(jitted, *arguments)
-        return None, memory  # without the program, which would stay in memory
-
-    def shared_compile_step(jitted: Any, *arguments: Any) -> tuple[None, compiling.Memory]:
-        return _made(('memory', jitted, str(arguments)), memory_of, jitted, *arguments)
+    def shared_compile_step(jitted: Any, *arguments: Any) -> tuple[Any, compiling.Memory]:
+        compiled = None  # of a step that has told its memory: a program would stay in memory
+        key = ('memory', jitted, str(arguments))
+        if key not in _MADE:
+            compiled, _MADE[key] = compile_step(jitted, *arguments)
+        return compiled, _MADE[key]
 
     with (mock.patch.object(program, '_optimizer_maker', shared_optimizer_maker),
           mock.patch.object(compiling, 'compile_step', shared_compile_step),
