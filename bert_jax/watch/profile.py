@@ -1,6 +1,9 @@
 """A trace of some steps for TensorBoard's profiler."""
 
+import contextlib
 import pathlib
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -33,7 +36,8 @@ class Profile:
                 self._folder = self._copies.name
             else:
                 self._folder = str(self._workdir)
-            jax.profiler.start_trace(self._folder)
+            with _as_tensorflow_had_it():
+                jax.profiler.start_trace(self._folder)
         else:
             self.close()
 
@@ -41,7 +45,8 @@ class Profile:
         """Ends a running trace."""
         if not self._folder:
             return
-        jax.profiler.stop_trace()
+        with _as_tensorflow_had_it():
+            jax.profiler.stop_trace()
         folder = pathlib.Path(self._folder)
         self._folder = ''
         if files.in_bucket(self._workdir):
@@ -49,3 +54,16 @@ class Profile:
                 files.upload(file, self._workdir / file.relative_to(folder).as_posix())
             self._copies.cleanup()
         hosts.say(f'profile: tensorboard --logdir {self._workdir}')
+
+
+@contextlib.contextmanager
+def _as_tensorflow_had_it() -> Iterator[None]:
+    """Keeps the function that TensorFlow calls before each operation, to ask whether it is traced.
+
+    It was a flag before TensorFlow 2.21, and jax 0.7 still sets it: each operation would fail.
+    """
+    trace = sys.modules.get('tensorflow.python.profiler.trace')
+    enabled = getattr(trace, 'enabled', None)
+    yield
+    if callable(enabled):
+        trace.enabled = enabled  # type: ignore[union-attr]

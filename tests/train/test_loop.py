@@ -1,6 +1,7 @@
 """The training loop: what is due when, stopping, divergence, phases, resuming."""
 
 import dataclasses
+import sys
 import time
 import types
 from typing import Any
@@ -550,6 +551,23 @@ def test_profile_writes_a_trace(toy, tmp_path, bucket, case):
     assert len(traces) == case.traced
     if case.traced:
         assert b'step_num' in traces[0].read_bytes()  # the steps are in it by number
+
+
+def test_a_trace_leaves_tensorflow_s_function_where_it_is(tmp_path, monkeypatch):
+    """jax 0.7 sets it as the flag that it was in TensorFlow 2.20."""
+    def enabled():
+        return False
+
+    of_tensorflow = types.SimpleNamespace(enabled=enabled)
+    monkeypatch.setitem(sys.modules, 'tensorflow.python.profiler.trace', of_tensorflow)
+    for name, value in (('start_trace', True), ('stop_trace', False)):
+        monkeypatch.setattr(
+            jax.profiler, name, lambda *_, value=value: setattr(of_tensorflow, 'enabled', value))
+    profile = Profile((0, 1), files.as_path(str(tmp_path)))
+    profile.before(0, ())
+    assert of_tensorflow.enabled is enabled
+    profile.close()
+    assert of_tensorflow.enabled is enabled
 
 
 @pytest.mark.parametrize(('of_states', 'of_best', 'told'), [
