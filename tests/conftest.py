@@ -1,5 +1,6 @@
 """Shared fixtures. Tests run on eight virtual CPU devices."""
 
+import contextlib
 import gc
 import gzip
 import json
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -93,21 +94,31 @@ def pytest_runtest_teardown(item, nextitem):
         _memory_at_last = _most_memory()
 
 
-# What their tests compile, no other process does: to store it takes a tenth of the compilation.
 _STORE_NOTHING = frozenset({'answers', 'api', 'kernels', 'model', 'step', 'tasks'})
+
+
+@contextlib.contextmanager
+def storing_no_programs() -> Iterator[None]:
+    """For what no other process compiles: to store a program takes a tenth of compiling it."""
+    import jax
+
+    least = 'jax_persistent_cache_min_compile_time_secs'
+    before = getattr(jax.config, least)
+    jax.config.update(least, float('inf'))
+    try:
+        yield
+    finally:
+        jax.config.update(least, before)
 
 
 @pytest.fixture(scope='module', autouse=True)
 def stored_programs(request):
-    """Which compiled programs are stored for other processes: those that take long."""
-    if request.path.parent.name not in _STORE_NOTHING or 'jax' not in sys.modules:
+    """Compiled programs are stored for other processes, but not those of some folders."""
+    if request.path.parent.name in _STORE_NOTHING and 'jax' in sys.modules:
+        with storing_no_programs():
+            yield
+    else:
         yield
-        return
-    config = sys.modules['jax'].config
-    least = config.jax_persistent_cache_min_compile_time_secs
-    config.update('jax_persistent_cache_min_compile_time_secs', float('inf'))
-    yield
-    config.update('jax_persistent_cache_min_compile_time_secs', least)
 
 
 def xla_flags(devices: int) -> str:

@@ -8,11 +8,9 @@ import contextlib
 import dataclasses
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
-
-import jax
 
 from bert_jax import run_setup
 from bert_jax.config.command_line import parse_command
@@ -23,7 +21,7 @@ from bert_jax.tasks.opening import SHIPPED, TASKS
 from bert_jax.train import experiment
 from bert_jax.validation import validate
 from bert_jax.watch import metrics_log
-from tests.conftest import ROOT
+from tests.conftest import ROOT, storing_no_programs
 from tests.shared_steps import shared_steps
 from tests.tiny_runs import one_device
 
@@ -76,7 +74,7 @@ def _run(
     no_curves = mock.patch.object(metrics_log, 'curves', lambda *_: None)
     with (mock.patch.dict(TASKS), contextlib.redirect_stdout(said),
           contextlib.redirect_stderr(said), devices(), no_curves, shared_steps(),
-          _nothing_stored()):
+          storing_no_programs()):
         flags = f'--config={ROOT / "configs" / config}', '--config.train.save_every=0', *args
         config, _ = parse_command(['run', *flags], '')
         validate(config)
@@ -84,23 +82,11 @@ def _run(
         return experiment.train_run(program, as_path(workdir), should_stop)
 
 
-@contextlib.contextmanager
-def _nothing_stored() -> Iterator[None]:
-    """No other process compiles what these runs do: to store it takes a tenth of compiling it."""
-    least = 'jax_persistent_cache_min_compile_time_secs'
-    before = getattr(jax.config, least)
-    jax.config.update(least, float('inf'))
-    try:
-        yield
-    finally:
-        jax.config.update(least, before)
-
-
 def evaluate(*args, workdir):
     """Runs bert_jax.evaluate in this process."""
     said = io.StringIO()
     with (mock.patch.dict(TASKS), contextlib.redirect_stdout(said), one_device(),
-          shared_steps(), _nothing_stored()):
+          shared_steps(), storing_no_programs()):
         for name in set(TASKS) - SHIPPED:  # of config files that this process has loaded
             del TASKS[name]
         evaluate_main(['evaluate', *map(str, args), f'--workdir={workdir}'])

@@ -225,8 +225,7 @@ def _read_separated(
         names = list(headerless)
         header = []
         rows = itertools.chain([first], rows)
-    may_have_cr = format_of(path) == 'csv'  # within quotes
-    if not may_have_cr and '\r' in ''.join(header):
+    if '\r' in ''.join(header) and format_of(path) != 'csv':  # which may have it within quotes
         raise DamagedFile(lone_cr(path, first.line))
     _check_header(path, names, columns, optional)
     width = len(names)
@@ -234,8 +233,8 @@ def _read_separated(
     places = [names.index(name) if name in names else width for name in columns]
     for line, cells, _ in rows:
         if len(cells) != width:
-            fault = f'columns: {len(cells)}, where {width} are wanted'
-            yield Row(line, [], fault if may_have_cr else fault + _hint_of_cr('\t'.join(cells)))
+            hint = '' if format_of(path) == 'csv' else _hint_of_cr('\t'.join(cells))
+            yield Row(line, [], f'columns: {len(cells)}, where {width} are wanted{hint}')
         elif cells == header and width > 1:  # files that were put together have it again
             yield Row(line, [], _HEADER_AGAIN)
         else:
